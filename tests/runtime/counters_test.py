@@ -24,7 +24,7 @@ def rows(step_type, episode_return):
 
 @pytest.fixture
 def clock(monkeypatch):
-  """Returns a list with the time in seconds, which tests set."""
+  """Returns a list whose item is the time in seconds, which tests change."""
   now = [100.0]
   fake = types_lib.SimpleNamespace(monotonic=lambda: now[0])
   monkeypatch.setattr(counters, "time", fake)
@@ -33,12 +33,12 @@ def clock(monkeypatch):
 
 def test_resets_are_no_steps_and_only_reported_returns_count():
   acted, nan = counters.Acted(frames_per_step=4), np.nan
-  everything = counters.Played(acted, np.array([False, False, True]))
-  some = counters.Played(acted, np.array([False, True, False]))
-  everything.add(rows([FIRST, MID, LAST], [nan, nan, 5.0]))
+  first_actor = counters.Played(acted, np.array([False, False, True]))
+  second_actor = counters.Played(acted, np.array([False, True, False]))
+  first_actor.add(rows([FIRST, MID, LAST], [nan, nan, 5.0]))
   for _ in range(3):
-    some.add(rows([MID, MID, MID], [nan, nan, nan]))
-  some.add(rows([MID, LAST, LAST], [nan, 7.0, 100.0]))
+    second_actor.add(rows([MID, MID, MID], [nan, nan, nan]))
+  second_actor.add(rows([MID, LAST, LAST], [nan, 7.0, 100.0]))
   line = acted.measure()
   assert (line["env_steps"], line["env_frames"]) == (2 + 12, 56)
   assert (line["episodes"], line["episode_return"]) == (2, 6.0)
@@ -53,10 +53,10 @@ def test_lengths_are_of_whole_games():
     (MID, nan),
     (LAST, 1.0),
     (FIRST, nan),
-    (LAST, nan),
+    (LAST, nan),  # A life is lost, and the game continues.
     (FIRST, nan),
     (MID, nan),
-    (LAST, 2.0),  # After a life was lost.
+    (LAST, 2.0),
   ):
     played.add(rows([step_type], [score]))
   assert acted.lengths.count == 2
@@ -69,7 +69,7 @@ def play(played, lengths, ends, steps, reward=-1.0):
   Args:
     played: counter of the environments.
     lengths: `[N]`, env steps of the current episodes; changed in place.
-    ends: maps these steps to `[N]`, whether the episodes end.
+    ends: function that maps `lengths` to `[N]` bool, whether an episode ends.
     steps: number of steps.
     reward: reward of each step.
   """
@@ -82,7 +82,7 @@ def play(played, lengths, ends, steps, reward=-1.0):
     yield
 
 
-def test_short_episodes_that_end_first_make_no_mean_return():
+def test_no_mean_return_is_reported_while_short_episodes_bias_it():
   rng, lengths = np.random.default_rng(0), np.zeros(512, np.int64)
   acted = counters.Acted()
   played = counters.Played(acted, np.ones(512, np.bool_))
@@ -92,7 +92,7 @@ def test_short_episodes_that_end_first_make_no_mean_return():
       biased = acted.returns.mean()
     means.append(acted.measure()["episode_return"])
     scores.append(acted.score())
-  assert biased > -15  # The mean of all is -100.
+  assert biased > -15  # The mean of all episodes is -100.
   unbiased = [x for x in means if x is not None]
   assert means == scores
   assert len(unbiased) > 800 and means[-len(unbiased) :] == unbiased
@@ -111,7 +111,7 @@ def test_a_resumed_run_waits_until_all_environments_end_an_episode():
   for _ in play(played, lengths, lambda x: x == [2, 4], steps=140):
     pass
   assert acted.score() == pytest.approx(-8 / 3, rel=0.02)
-  # A round is compared with the previous round of the same start.
+  # A round is compared only with rounds since the resume.
   for _ in play(played, lengths, lambda x: x < 0, steps=1000):
     pass
   assert acted.score() is None
@@ -153,18 +153,18 @@ def test_environments_that_leave_are_not_waited_for():
   second.add(2, slice(None), score, np.ones(2))
   assert acted.measure()["episode_return"] is None
   first.leave()
-  # When all leave at the end of a run, a biased mean stays hidden.
+  # If all leave at the end of a run, a biased mean must stay hidden.
   assert acted.measure()["episode_return"] is None
   second.add(2, slice(None), nothing, np.ones(2))
   assert acted.measure()["episode_return"] is None
   second.add(2, np.array([1, 0]), score[::-1], np.ones(2))
   assert acted.measure()["episode_return"] == 1.0
-  # A restarted actor changes the mean of the others little.
+  # A restarted actor changes the mean little, so the mean is still reported.
   acted.join(two)
   assert acted.measure()["episode_return"] == 1.0
 
 
-def test_episodes_of_several_steps_are_counted_oldest_first():
+def test_episodes_of_one_message_are_counted_in_the_order_of_their_ends():
   acted, nan = counters.Acted(), np.nan
   environments = acted.join(np.array([True, True]))
   returns = np.array([[1.0] * 60, [2.0] * 60])
@@ -175,7 +175,7 @@ def test_episodes_of_several_steps_are_counted_oldest_first():
   assert acted.returns.count == 120
 
 
-def test_the_rate_is_since_the_previous_line(clock):
+def test_steps_per_second_is_the_rate_since_the_previous_line(clock):
   acted = counters.Acted()
   acted.add(1000, np.zeros(0), np.zeros(0))
   clock[0] += 1
@@ -228,7 +228,7 @@ def test_staleness_is_a_mean_over_the_latest_gradients():
   assert (other.steps, other.learned_steps) == (5, 35.5)
 
 
-def test_many_skipped_updates_in_a_row_end_a_run_and_others_do_not():
+def test_only_many_skipped_updates_in_a_row_end_a_run():
   learned = counters.Learned()
   learned.skip(99)
   learned.check()
@@ -243,7 +243,7 @@ def test_many_skipped_updates_in_a_row_end_a_run_and_others_do_not():
   assert learned.steps == 1
   other = counters.Learned()
   other.restore(learned.saved())
-  other.check()  # A resumed run counts the consecutive ones anew.
+  other.check()  # A resume ends a row of skipped updates.
   assert other.measure()["updates_skipped"] == 199
 
 

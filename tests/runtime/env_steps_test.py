@@ -64,7 +64,7 @@ def env_of(length):
 
 @pytest.fixture
 def seen(monkeypatch):
-  """Returns the env steps that environments count themselves, by object."""
+  """Returns the env steps that each environment has counted itself."""
   counts, recv = {}, functional_adapter.FunctionalEnvironment.recv
 
   def spy(environment):
@@ -139,14 +139,14 @@ def test_schedules_and_ratios_follow_env_steps(
   else:
     counted = np.concatenate(list(seen.values()))
   assert env_steps <= np.sum(counted) <= env_steps + remote
-  # Each step is learned from once.
+  # On average, each step is learned from once.
   assert last["learned_steps"] == pytest.approx(env_steps, rel=0.05)
-  # In all lines; with a replay, schedules begin when learning does, and an
-  # unroll that is not complete is not in the replay yet.
+  # Schedules follow env steps in all lines. With a replay, they begin when
+  # learning does, and an unroll that is not complete is not in the replay yet.
   replayed = name.startswith(pipelines_test.REPLAYED)
   update = 40 if "r2d2" in name else 8 if replayed else BATCH_STEPS
   # Workers of A3C see each other's updates later.
-  late = (
+  tolerance_steps = (
     remote
     + (5 if pipeline == "a3c" else 3) * max(update, BATCH_STEPS)
     + (MIN_STEPS + BATCH_STEPS if replayed else 0)
@@ -158,7 +158,9 @@ def test_schedules_and_ratios_follow_env_steps(
         line["learning_rate"],
         line.get("epsilon", line["learning_rate"]),
       )
-      assert reported == pytest.approx((rest, rest), abs=late / TOTAL_STEPS)
+      assert reported == pytest.approx(
+        (rest, rest), abs=tolerance_steps / TOTAL_STEPS
+      )
   parts = made.process.parts
   if "learned" not in parts:
     clock = parts["agent"].saved()["state"].clock * update
@@ -166,7 +168,7 @@ def test_schedules_and_ratios_follow_env_steps(
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_an_evaluator_returns_its_env_steps(length, seen):
+def test_an_evaluator_returns_the_number_of_its_env_steps(length, seen):
   config = evaluator.Config(env_of(length), 6, greedy=False, num_envs=3)
   made = evaluator.Evaluator(fakes.counting_agent(), config)
   played = made.play(np.float32(0), seed=0)

@@ -80,7 +80,7 @@ def test_a_hanging_thread_is_reported_and_lines_are_still_written(soon, capfd):
     context = process.Context(stop)
     running_lib.run(run, context, [sink], 0.01, watch=watch)
     watch.close()
-  # The run moves in the first lines, and is stuck in the last.
+  # The run makes progress in the first lines, and hangs in the last ones.
   assert sink.lines[2]["stalled_seconds"] == 0
   err = capfd.readouterr().err
   report = re.search(r"no env step and no update for (\d) s; see \S+\n", err)
@@ -104,7 +104,7 @@ def test_no_hang_is_reported_before_the_first_update(soon, capfd):
   assert not capfd.readouterr().err
 
 
-def test_the_end_of_a_run_is_no_hang(soon, capfd):
+def test_a_slow_end_of_a_run_is_not_reported_as_a_hang(soon, capfd):
   # The last evaluation and the save of a large replay take long.
   count, stop, sink = itertools.count(), threading.Event(), running.Lines()
   with signals.stopping(stop) as ending:
@@ -148,7 +148,7 @@ def test_a_place_names_a_function_and_a_line():
   assert "test_a_place_names_a_function" in frame
 
 
-def test_a_thread_at_a_channel_is_reported_in_the_function_that_uses_it():
+def test_the_place_of_a_thread_in_a_channel_is_the_function_that_uses_it():
   sink = metrics.Background("lines", running.Lines())
   time.sleep(0.1)
   place = hangs._place(sys._current_frames()[sink._thread.ident])
@@ -166,7 +166,7 @@ hangs._END_SECONDS, signals._WATCH_SECONDS = 0.3, 0.05
 stop = threading.Event()
 with signals.stopping(stop) as ending:
   watch = hangs.Watch(ending, leaves=True)
-  watch.saver = hangs_test.Saver({kept})
+  watch.saver = hangs_test.Saver({saver_fields})
   watch.leaving.append(lambda: print("left", flush=True))
   threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
   updates = []
@@ -183,7 +183,7 @@ with signals.stopping(stop) as ending:
 
 
 @pytest.mark.parametrize(
-  ("kept", "seconds", "leaves"),
+  ("saver_fields", "seconds", "leaves"),
   [
     ("", 5.0, True),
     ("is_saved=True", 5.0, True),
@@ -193,10 +193,14 @@ with signals.stopping(stop) as ending:
   ],
 )
 def test_a_signal_ends_a_run_that_hangs_but_not_a_slow_one(
-  kept, seconds, leaves
+  saver_fields, seconds, leaves
 ):
   ended = subprocess.run(
-    [sys.executable, "-c", _LEAVES.format(kept=kept, seconds=seconds)],
+    [
+      sys.executable,
+      "-c",
+      _LEAVES.format(saver_fields=saver_fields, seconds=seconds),
+    ],
     cwd=programs.ROOT,
     capture_output=True,
     text=True,
@@ -228,8 +232,8 @@ def test_slow_sinks_are_waited_for_after_the_last_save(soon, monkeypatch):
   mock.patch.stopall()
 
 
-SMALL = ("--env", "tests.own_envs:Hanging", "--env-options")
-UPDATES = ("-m", "tests.hanging_updates", "20")
+HANGING_ENV = ("--env", "tests.own_envs:Hanging", "--env-options")
+HANGING_UPDATES = ("-m", "tests.hanging_updates", "20")
 
 
 @pytest.mark.slow
@@ -238,17 +242,21 @@ UPDATES = ("-m", "tests.hanging_updates", "20")
   [
     (
       ("-m", "experiments.a2c"),
-      (*SMALL, json.dumps({"steps": 300}), "--num-envs", "4"),
+      (*HANGING_ENV, json.dumps({"steps": 300}), "--num-envs", "4"),
       "main: for",
     ),
     (
       ("-m", "experiments.seed_vtrace"),
-      (*SMALL, json.dumps({"steps": 300}), "--envs-per-actor", "4"),
+      (*HANGING_ENV, json.dumps({"steps": 300}), "--envs-per-actor", "4"),
       "(Waits for the next batch",
     ),
-    ((*UPDATES, "a2c"), ("--num-envs", "4"), "Learner.learn"),
-    ((*UPDATES, "seed_vtrace"), (), "learner: for"),
-    ((*UPDATES, "apex_dqn"), ("--replay-min-steps", "256"), "learner: for"),
+    ((*HANGING_UPDATES, "a2c"), ("--num-envs", "4"), "Learner.learn"),
+    ((*HANGING_UPDATES, "seed_vtrace"), (), "learner: for"),
+    (
+      (*HANGING_UPDATES, "apex_dqn"),
+      ("--replay-min-steps", "256"),
+      "learner: for",
+    ),
   ],
 )
 @pytest.mark.parametrize("ctrl_cs", [1, 2])

@@ -61,7 +61,7 @@ def test_counts_are_summed_over_all_hosts():
     assert line["episode_return"] == 4.0
     assert line["episode_length"] == 8.0
     assert line["unrolls_discarded"] == 2
-  # A second exchange counts nothing again.
+  # A second exchange does not count the same experience again.
   exchange(all_hosts)
   assert [x.env_steps for x in acted] == [50, 50]
 
@@ -177,7 +177,7 @@ class Host:
           **os.environ,
           "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
           "JAX_DISABLE_MOST_OPTIMIZATIONS": "True",
-          # Hosts must not connect by this proxy, which does not exist.
+          # Hosts must not connect through this proxy, which does not exist.
           "http_proxy": "http://127.0.0.1:9",
         },
         stdout=log,
@@ -213,7 +213,7 @@ def free_port():
 
 @contextlib.contextmanager
 def started(folder, experiment, *words, of_host=lambda index: []):
-  """Starts the learner hosts of a run in `folder / "run"`."""
+  """Starts a run's learner hosts, with logs in `folder`; later kills them."""
   coordinator = f"127.0.0.1:{free_port()}"
   words = [experiment, "--hosts", "2", "--coordinator", coordinator, *words]
   words += ["--learner-devices", "0,1", "--host-index"]
@@ -251,7 +251,7 @@ def new(folder, experiment="seed_vtrace", total_steps=10**9):
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_host_that_stays_alone_ends_with_a_message(tmp_path, index):
-  """JAX would end it by a crash, without a message."""
+  """JAX itself would crash without a message."""
   coordinator = f"127.0.0.1:{free_port()}"
   words = ["ppo", "--hosts", "2", "--coordinator", coordinator]
   words += ["--host-index", str(index), "--meet-seconds", "2"]
@@ -307,7 +307,7 @@ def test_a_dead_host_ends_the_others(tmp_path, dies):
     all_hosts[dies].send(signal.SIGKILL)
     other = all_hosts[1 - dies]
     assert other.wait() != 0
-    # If host 0 dies, JAX ends the other host, and a shell reports why.
+    # If host 0 dies, JAX ends the other host, whose child process reports why.
     running.wait_until(lambda: "--resume on all hosts continues" in other.text)
 
 
@@ -358,9 +358,9 @@ def saved(folder, name, host):
 
 
 def of_one_host(name):
-  """Returns the results of one process with the batches of all hosts."""
+  """Returns the results of one process that learns from all hosts' batches."""
   make, micro_batches, seeds, have = host_updates.CASES[name]
-  # PPO's minibatches depend on the cores.
+  # PPO's minibatches depend on the number of cores.
   num_cores = 4 if name == "ppo" else 1
   config = learner.InboxConfig(
     unroll_length=learner_test.LENGTH - 1,

@@ -42,7 +42,7 @@ def test_a_run_ends_when_its_work_is_done_and_all_sinks_get_its_lines():
   assert context.stop.is_set()
 
 
-def test_with_other_hosts_a_run_ends_when_they_end():
+def test_a_host_that_stops_continues_until_all_hosts_stop():
   context = process.Context(hosts=hosts.Hosts(0, 2))
   context.stop.set()
   threading.Timer(0.3, context.hosts.over.set).start()
@@ -62,7 +62,8 @@ def test_a_stop_ends_the_waits_of_threads_before_other_hosts_agree():
   def work():
     context.stop.set()
     assert channel.get() == []
-    context.hosts.over.set()  # Like a learner whose update the others await.
+    # A learner would set it after the update for which the other hosts wait.
+    context.hosts.over.set()
 
   running_lib.run(
     make(threads={"works": work}, stopping=channel.close), context
@@ -126,7 +127,7 @@ def test_check_is_called_before_each_line_and_may_end_the_run():
 
 
 @pytest.mark.parametrize("maximum", [5, 100])
-def test_the_main_thread_takes_steps_until_a_stop(maximum):
+def test_the_main_thread_runs_the_steps_until_their_end_or_a_stop(maximum):
   seen, closed, context = [], [], process.Context()
 
   def steps():
@@ -139,7 +140,7 @@ def test_the_main_thread_takes_steps_until_a_stop(maximum):
     finally:
       closed.append(True)
 
-  # `done` is ignored, because the iterator of steps has an end.
+  # `done` is ignored, because the iterator of steps ends by itself.
   running_lib.run(make(steps=steps, done=lambda: True), context)
   expected = range(min(maximum, 8))
   assert seen == [(i, threading.current_thread()) for i in expected]

@@ -13,7 +13,7 @@ from seedx.pipelines import sync
 from seedx.runtime import seeds as seeds_lib
 
 
-def test_slots_are_leased_once_and_come_back():
+def test_a_slot_has_one_lease_at_a_time_and_is_free_after_it():
   leased = slots.Slots(5)
   first, second = leased.take(2), leased.take(2)
   assert (first.tolist(), second.tolist()) == ([0, 1], [2, 3])
@@ -30,20 +30,20 @@ def test_runs_of_different_seeds_share_no_environment():
   first = {seeds_lib.Seeds(seed).take(8) for seed in range(5)}
   gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
   assert min(gaps) == 2**27
-  # The same holds for more runs.
+  # The same holds for 2^14 runs.
   first = {seeds_lib.Seeds(seed).take(1) for seed in range(2**14)}
   gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
   assert gaps == [2**16] * (2**14 - 1)
 
 
-def test_seeds_stay_in_the_range_of_environments():
+def test_environment_seeds_stay_in_the_range_for_training():
   end = 2**30
   seeds = seeds_lib.Seeds(end - 1)
   assert seeds.take(1) == end - 1
   assert seeds.take(4) == 0
   assert seeds.take(1) == 4
   seeds.restore(np.int64(end - 3))
-  # Three seeds are left, so that four start again at 0.
+  # Three seeds are left, so the next four begin at 0.
   assert seeds.take(4) == 0
 
 

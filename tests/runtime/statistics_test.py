@@ -1,4 +1,4 @@
-"""The counts of a run against the logs of its environments."""
+"""The counts of a run, compared with the logs of its environments."""
 
 import dm_env
 import jax
@@ -39,8 +39,7 @@ ONE = {
 class Arithmetic(functional.Episodic):
   """An environment whose k-th episode has 1 + (offset + k^2) % 5 steps.
 
-  Rewards are offset + step. The offset is drawn from the first key, from 0 to
-  9.
+  Rewards are offset + step. The offset, 0 to 9, depends on the key of `init`.
   """
 
   observation = dm_env.specs.Array((1,), np.float32)
@@ -95,8 +94,8 @@ def rows_of_arithmetic(offset, length):
 def rows_of_log(path):
   """Returns the rows that an environment has logged.
 
-  A row is None for a reset, or the return and the length of the episode that
-  ends with it, which are NaN if none does.
+  A row is None for a reset. Otherwise it has the return and the length of the
+  episode that ends with it, or two NaN.
   """
   rows = []
   for line in path.read_text().splitlines():
@@ -120,8 +119,8 @@ class Log:
   """The merged logs of environments in lock step.
 
   Attributes:
-    env_steps: `[rows]`, env steps of all environments in the first rows.
-    ends: the (return, length) of the episodes that ended with each row.
+    env_steps: `[rows + 1]`; entry k counts the env steps of the first k rows.
+    ends: for each row, the (return, length) of the episodes that end with it.
   """
 
   def __init__(self, environments, reported=None):
@@ -177,7 +176,7 @@ def test_a_run_counts_what_environments_log(
   agent = config.plan.agent(config.agent, envs.spec(env))
   reported = counters.explores_least(agent.exploration(NUM_ENVS))
   logged = Log(logs_in(log), reported)
-  # Environments continue until they are closed.
+  # The logs continue after the last line, until the environments are closed.
   (rows, *_) = np.flatnonzero(logged.env_steps == last["env_steps"])
   episodes = logged.until(rows)
   assert len(episodes) == last["episodes"] > (100 if all(reported) else 20)
@@ -190,7 +189,7 @@ def test_a_run_counts_what_environments_log(
 @pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [1, 2])
 def test_anakin_counts_what_environments_do(num_seeds, tmp_path):
-  """The mean of each seed is over 100 episodes, even if a call ends more."""
+  """Each seed's mean return is over 100 episodes, even if a call ends more."""
   env = envs.Config("jax:tests.runtime.statistics_test:Arithmetic")
   options = {"num_seeds": num_seeds, "updates_per_call": 20, "num_envs": 8}
   config = config_of("anakin", env, tmp_path, **options)
