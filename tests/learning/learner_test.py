@@ -183,7 +183,7 @@ def test_micro_batches_and_cores_learn_the_same_as_the_whole_batch(
 
 
 def test_all_batches_count_alike_in_the_statistics():
-  """Within a batch, all steps that are learned from count alike, too."""
+  """All steps of a batch that are learned from count alike, too."""
   batches = []
   for seed in range(5):
     timestep = unroll_of(seed).inputs.timestep

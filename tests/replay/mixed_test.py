@@ -45,8 +45,8 @@ class Mixed:
     return state._replace(new=self.new.add(state.new, share))
 
   def sample(self, state, rng_key, size, done):
-    which, *keys = jax.random.split(rng_key, 3)
-    is_old = jax.random.uniform(which, (size,)) < self.probability
+    choice_key, *keys = jax.random.split(rng_key, 3)
+    is_old = jax.random.uniform(choice_key, (size,)) < self.probability
     pairs = zip((self.new, self.old), state, keys, strict=True)
     (new, new_windows), (old, old_windows) = (
       each.sample(part, key, size, done) for each, part, key in pairs
@@ -83,8 +83,6 @@ class Mixed:
 
 @dataclasses.dataclass(frozen=True)
 class Config(replay.PrioritizedConfig):
-  """The config of a mixed replay."""
-
   probability: float = 0.25
 
   def make(self, window, capacity):
@@ -100,7 +98,7 @@ def marked(example):
 
 
 def without_resets(example):
-  """Returns `marked` demonstrations, of an example that may be all resets."""
+  """Returns `marked` demonstrations, without the resets of the example."""
   share = marked(example)
   inputs = share.data.inputs
   step_type = jnp.ones_like(inputs.timestep.step_type)
@@ -139,8 +137,8 @@ def test_a_pipeline_learns_from_a_mixed_replay_given_only_its_config(
   run = running.Own(config)
   last = pipelines_test.run_all(run, run.nodes)
   assert last["learner_steps"] > 10
-  # A demonstration's version is 10^6, so each of them in a batch of 8 lowers
-  # the mean policy lag by 10^6 / 8.
+  # A demonstration's version is 10^6, so each demonstration in a batch of 8
+  # lowers the mean policy lag by 10^6 / 8.
   lags = [x.get("policy_lag") for x in run.sink.lines]
   counts = [round(-8 * lag / 10**6) for lag in lags if lag is not None]
   assert set(counts) <= set(range(9))

@@ -113,7 +113,7 @@ def uneven(rows, seed=0):
 
 
 def numbers(places, capacity=4):
-  """Returns the number of each window's unroll, if none was overwritten."""
+  """Returns the number of each sampled window's unroll."""
   newest = int(places.newest)
   number = np.arange(newest - capacity + 1, newest + 1)
   entry = np.asarray(places.leaf) // WINDOWS
@@ -121,7 +121,7 @@ def numbers(places, capacity=4):
 
 
 def check_windows(sample, places, capacity=4):
-  """Checks windows, and returns the numbers of their unrolls and starts."""
+  """Checks windows; returns the numbers of their unrolls, and their starts."""
   number, start = numbers(places, capacity), np.asarray(places.leaf) % WINDOWS
   expected = replay_test.expected_windows(number, start, WINDOW)
   chex.assert_trees_all_equal(sample.unroll, expected)
@@ -130,7 +130,7 @@ def check_windows(sample, places, capacity=4):
   return number, start
 
 
-# The replay is filled partly, exactly, and more than once.
+# The replay is partly full, exactly full, or has overwritten unrolls.
 @pytest.mark.parametrize(
   ("capacity", "items", "batches", "batch_size", "alpha"),
   conftest.slow_but(
@@ -221,11 +221,11 @@ def test_an_invalid_priority_is_replaced_by_0_and_counted(broken):
   is_broken = np.asarray(places.leaf) == WINDOWS + 2
   updated = update(updated, places, np.where(is_broken, np.float32(broken), 1))
   assert updated.clamped == is_broken.sum() > 0
-  for now in (state, updated):
-    batch, places = sample(now, jax.random.key(1))
+  for replay_state in (state, updated):
+    batch, places = sample(replay_state, jax.random.key(1))
     counts = np.bincount(places.leaf, minlength=4 * WINDOWS)
     assert counts[WINDOWS + 2] <= 1
-    # Each is expected 160 / 15 times.
+    # Each of the other 15 windows is expected 160 / 15 times.
     others = np.delete(counts, WINDOWS + 2)
     assert others.min() >= 9 and others.max() <= 12
     np.testing.assert_allclose(batch.importance_weight, np.ones(BATCH), 1e-5)
@@ -234,13 +234,13 @@ def test_an_invalid_priority_is_replaced_by_0_and_counted(broken):
 def test_the_largest_priorities_have_a_finite_sum():
   state, _ = filled(np.full((4, WINDOWS), 1e29), alpha=1.0)
   assert state.clamped == 0
-  # The sum of the maximum number of windows is finite.
+  # The sum of 2^31 windows, more than fit into a replay, is finite.
   assert np.isfinite(np.float32(total(state.tree)) / 16 * np.float32(2**31))
 
 
 def test_resets_do_not_change_the_maximum_importance_weight():
-  # The TD error of a reset is 0, and thus its priority. The priorities of the
-  # others are so small that resets are drawn as well.
+  # A reset has a TD error of 0, and thus a priority of 0. The other priorities
+  # are so small that resets are drawn, too.
   priorities = 4e-5 * uneven(4)
   priorities[2] = 0.0
   state, reference = filled(priorities)
@@ -368,7 +368,7 @@ SIZES = conftest.slow_but(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_find_returns_the_leaf_of_numpys_searchsorted(size):
+def test_find_agrees_with_searchsorted_of_numpy(size):
   rng = np.random.default_rng(size)
   for zeros in (0.0, 0.5, 0.99):
     # Float32 computes sums of these integers exactly.
@@ -424,7 +424,7 @@ def test_a_leaf_that_is_set_twice_gets_one_of_its_values():
 
 
 @pytest.mark.parametrize("kind", ["any", "zeros", "ascending", "descending"])
-def test_find_returns_nearby_leaves_above_0_of_a_million(kind):
+def test_find_in_a_million_leaves_returns_one_above_0_near_the_amount(kind):
   # The sums of these leaves in float32 are far from exact.
   rng = np.random.default_rng(0)
   value = 10.0 ** rng.uniform(-6, 6, 2**20)
@@ -448,7 +448,7 @@ def test_find_returns_nearby_leaves_above_0_of_a_million(kind):
     assert np.all(leaves[leaf] > 0)
     # An amount beyond the end gives the last leaf above 0.
     assert leaf[0] == np.flatnonzero(leaves)[-1]
-  # The leaf is that of the amount, but for rounding errors.
+  # Except for rounding errors, the leaf contains the amount.
   ends = np.cumsum(leaves, dtype=np.float64)
   amount = np.linspace(0, 1, len(start), endpoint=False) * ends[-1]
   leaf = np.asarray(find(tree, np.float32(amount), np.zeros_like(start)))
@@ -464,8 +464,8 @@ def test_small_priorities_among_a_million_are_drawn_in_proportion():
   unroll = replay_test.steps_of(number, number)._replace(core_state=())
   priorities = np.zeros((1, WINDOWS), np.float32)
   state = jax.jit(ring.init)(types.Share(unroll, priorities))
-  # In the upper half of amounts float32 has only multiples of 1 / 32. Every
-  # second small leaf has no such multiple, and each of the others has one.
+  # In the upper half of amounts, float32 has only multiples of 1 / 32. Every
+  # second small leaf contains none of these, and the others contain one each.
   mass = np.tile([1.0, 1 / 64], 2**19)
   state = state._replace(
     ring=state.ring._replace(inserted=np.int32(capacity)), tree=tree_of(mass)

@@ -168,7 +168,7 @@ def test_unrolls_that_do_not_fit_are_refused(capacity, window, size, length):
 
 
 def test_unrolls_of_another_length_are_refused():
-  # An unroll of one step would broadcast.
+  # An unroll of one step would otherwise be broadcast.
   ring = replay.Uniform(4, 3)
   state = programs()[0](share_of([0]))
   for length in (1, LENGTH + 1):
@@ -184,7 +184,7 @@ def test_sizes_out_of_range_are_refused():
       replay.Uniform(*size)
 
 
-def test_steps_are_in_one_array():
+def test_all_fields_of_steps_are_in_one_array():
   # Programs with many arrays wait for other threads, see `on_cpu.packing`.
   state = jax.eval_shape(replay.Uniform(5, 3).init, share_of([3, 4]))
   assert len(jax.tree.leaves(state.steps)) == 1

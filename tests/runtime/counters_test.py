@@ -247,7 +247,7 @@ def test_only_many_skipped_updates_in_a_row_end_a_run():
   assert other.measure()["updates_skipped"] == 199
 
 
-def test_the_quarter_that_explores_least_is_reported():
+def test_the_quarter_of_environments_that_explores_least_is_reported():
   ladder = np.array([0.4, 0.1, 0.2, 0.3, 0.01, 0.05, 0.5, 0.6])
   reported = counters.explores_least(ladder)
   assert list(np.flatnonzero(reported)) == [4, 5]
