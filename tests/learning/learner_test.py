@@ -255,7 +255,7 @@ def test_an_update_copies_two_numbers_to_the_host(monkeypatch):
   assert 2 < copied_by_metrics < len(measured)
 
 
-def test_shares_the_inbox_and_publish_copy_nothing_within_a_device(monkeypatch):
+def test_arrays_that_are_on_their_device_are_not_copied_to_it(monkeypatch):
   learner_ = make()
   on_device = jax.device_put(unroll_of(), learner_.cores[0])
   moved = []
