@@ -1,4 +1,4 @@
-"""One contract for every agent, in every kind of environment."""
+"""The contract of all agents, in all kinds of environments."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ VECTOR = specs.Array((4,), np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """A kind of environment, and the config of the agent for it."""
+  """A kind of environment, and the settings of an agent for it."""
 
   observation: types.Tree
   action: specs.BoundedArray = dataclasses.field(
@@ -65,7 +65,7 @@ KINDS = {
       "memory": specs.Array((2, 3), np.uint8),
     }
   ),
-  # The actions have another type than the policy's samples.
+  # The spec's actions are uint8, but a policy samples int32.
   "integer": Kind(specs.DiscreteArray(16), specs.DiscreteArray(5, np.uint8)),
   "continuous": Kind(
     VECTOR, specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0])
@@ -103,11 +103,11 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-  """An agent's configs and batches.
+  """Functions that make an agent's config and its batches.
 
   Attributes:
-    config: function from fields that every agent has to the config.
-    batch: `(agent, spec, seed) -> batch`, random with the right types.
+    config: function of settings that returns the agent's config.
+    batch: function `(agent, spec, seed)` that returns a random batch.
     horizon: horizon of the run.
   """
 
@@ -168,7 +168,7 @@ ALGORITHMS = {
 
 
 class Case:
-  """An agent with its functions jitted, shared by the tests of one kind."""
+  """An agent and its jitted functions, which several tests share."""
 
   def __init__(self, name, kind="vector", horizon=None, **fields):
     self.algorithm, self.kind = ALGORITHMS[name], KINDS[kind]
@@ -192,7 +192,7 @@ class Case:
 
   @functools.cached_property
   def moved_state(self):
-    """A state whose policy is far from uniform, so that its entropy matters."""
+    """A state whose policy is not uniform, so that entropy has a gradient."""
     rng = np.random.default_rng(0)
     params, target_params = (
       jax.tree.map(
@@ -249,7 +249,7 @@ FAST = [
   ("r2d2", "vector"),
   ("rainbow", "masked"),
 ]
-# The other pairs for which an agent has code of its own.
+# Other pairs for which an agent has separate code.
 SLOW = [
   ("vtrace", "image"),
   ("vtrace", "integer"),
@@ -283,7 +283,7 @@ def case(request):
 
 
 def signature(nest):
-  """The shapes and types that a program is compiled for."""
+  """Returns the shapes and types for which JAX compiles a program."""
   return jax.tree.map(
     lambda x: (x.shape, jnp.result_type(x), jnp.asarray(x).weak_type), nest
   )
@@ -294,7 +294,7 @@ def assert_equal(actual, expected):
 
 
 def difference(a, b):
-  """The largest absolute difference of two nests of floats."""
+  """Returns the largest absolute difference between two nests of floats."""
   gaps = jax.tree.map(
     lambda x, y: np.abs(np.asarray(x, float) - np.asarray(y, float)).max(), a, b
   )
@@ -375,12 +375,14 @@ def test_greedy_takes_the_best_action_for_any_key_and_exploration(case):
     if jax.tree.leaves(core_state):
       assert difference(core_state, drawn_core_state) < 1e-5
     if isinstance(best.extras, policy_lib.Extras):
-      # No drawn action is more likely.
+      # No drawn action is more likely than the greedy one.
       gap = best.extras.log_prob - output.extras.log_prob
       assert gap.min() >= -1e-5 and gap.max() > 1e-5
   if isinstance(acting, value_based.Acting) and not noisy:
-    without = acting._replace(epsilon=jnp.float32(0.0))
-    expected, _ = case.step(without, jax.random.key(2), case.inputs, initial)
+    without_exploration = acting._replace(epsilon=jnp.float32(0.0))
+    expected, _ = case.step(
+      without_exploration, jax.random.key(2), case.inputs, initial
+    )
     assert_equal(best, expected)
 
 
@@ -409,7 +411,7 @@ def test_update_applies_the_gradients(names):
   expected, expected_output = case.learn(case.state)
   actual, output = case.update(case.state, KEY, case.batch)
   for a, b in ((actual, expected), (output, expected_output)):
-    # Two programs may round differently, and Adam scales that up to its rate.
+    # Two programs may round differently, which Adam can amplify up to its rate.
     chex.assert_trees_all_close(a, b, rtol=2e-3, atol=1e-5)
   assert difference(actual.params, case.state.params) > 1e-4
 
@@ -426,7 +428,7 @@ def test_learning_keeps_shapes_counts_updates_and_compiles_once(case):
   assert all(np.isfinite(x) for x in output.metrics.values())
 
 
-def test_a_restored_state_learns_as_the_saved_one(case, tmp_path):
+def test_a_restored_state_learns_like_the_saved_one(case, tmp_path):
   state, _ = case.learn(case.state)
   leaves = [np.asarray(x) for x in jax.tree.leaves(state)]
   np.savez(tmp_path / "state.npz", *leaves)
@@ -469,8 +471,8 @@ every_algorithm = pytest.mark.parametrize(
 
 
 @every_algorithm
-def test_hyperparameters_are_read_only_from_the_state(names):
-  """Another config's values lead to the same programs."""
+def test_programs_read_hyperparameters_from_the_state_only(names):
+  """A config with other values leads to the same programs."""
   case = case_of(*names)
   changed = {name: CHANGED[name] for name in case.state.hyperparameters}
   other = Case(*names, **changed)
@@ -498,9 +500,9 @@ def test_hyperparameters_are_read_only_from_the_state(names):
 
 
 @every_algorithm
-def test_each_hyperparameter_changes_what_it_should(names):
+def test_a_hyperparameter_changes_only_the_functions_that_use_it(names):
   case = case_of(*names)
-  # In the middle of epsilon's fall.
+  # DQN's epsilon has fallen halfway.
   state = dataclasses.replace(case.moved_state, updates=jnp.int32(50))
 
   def run(state):
@@ -522,7 +524,7 @@ def test_each_hyperparameter_changes_what_it_should(names):
     if name == "epsilon_end":
       affected = set() if case.config.epsilon_ladder else {"acting"}
     if name == "discount" and case.agent.priorities:
-      # Actors compute priorities with it.
+      # Actors compute priorities with the discount.
       affected = {"acting", *affected}
     for function, result in changed.items():
       gap = difference(result, unchanged[function])
@@ -550,23 +552,24 @@ def with_reward(unroll, reward):
 def test_rewards_are_scaled_then_clipped_in_the_loss():
   case, unroll = vtrace_case(), vtrace_case().batch
   reward = 10 * unroll.inputs.timestep.reward
-  as_seen = np.clip(0.1 * reward, -0.5, 0.5)
-  assert 0 < np.mean(np.abs(as_seen) == 0.5) < 1
+  scaled_and_clipped = np.clip(0.1 * reward, -0.5, 0.5)
+  assert 0 < np.mean(np.abs(scaled_and_clipped) == 0.5) < 1
   other = Case("vtrace", reward_scale=0.1, reward_clip=0.5)
   actual, _ = gradients_of(other, with_reward(unroll, reward))
-  expected, _ = gradients_of(case, with_reward(unroll, as_seen))
+  expected, _ = gradients_of(case, with_reward(unroll, scaled_and_clipped))
   assert difference(actual, expected) < 1e-6
   raw, _ = gradients_of(case, with_reward(unroll, reward))
   assert difference(actual, raw) > 1e-3
 
 
-def test_loss_is_a_mean_over_steps_that_are_no_resets():
+def test_loss_is_a_mean_over_steps_that_are_not_resets():
   case, unroll = vtrace_case(), vtrace_case().batch
   gradient, output = gradients_of(case, unroll)
   first = unroll.inputs.timestep.step_type[1:] == dm_env.StepType.FIRST
   assert first.sum() > 0
   assert output.weight == np.sum(~first)
-  # The gradient is that of each stream alone, weighted by its number of steps.
+  # The gradient is the mean of the single streams' gradients, weighted by their
+  # numbers of steps.
   expected = jax.tree.map(np.zeros_like, gradient)
   for b in range(BATCH):
     repeated = jax.tree.map(
@@ -596,7 +599,7 @@ def test_costs_weigh_the_parts_of_the_loss():
 
 
 def test_acting_and_learning_compute_the_same_log_prob():
-  # Since the learned parameters acted, rho is 1 and no threshold clips it.
+  # The same parameters act and learn, so rho is 1 and no threshold clips it.
   case, unroll = vtrace_case(), vtrace_case().batch
   acting, outputs = case.acting(case.moved_state), []
   for t in range(LENGTH):
@@ -605,8 +608,10 @@ def test_acting_and_learning_compute_the_same_log_prob():
     outputs.append(output)
   acted = jax.tree.map(lambda *x: np.stack(x), *outputs)
   unroll = unroll._replace(action=acted.action, extras=acted.extras)
-  uncut = dict.fromkeys(("clip_rho_threshold", "clip_pg_rho_threshold"), 1e6)
-  expected, _ = gradients_of(case, unroll, **uncut)
+  unclipped = dict.fromkeys(
+    ("clip_rho_threshold", "clip_pg_rho_threshold"), 1e6
+  )
+  expected, _ = gradients_of(case, unroll, **unclipped)
   clipped, _ = gradients_of(case, unroll)
   assert difference(expected, clipped) < 1e-5
 
@@ -649,7 +654,7 @@ def test_gradients_are_clipped_by_their_global_norm():
   assert difference(one, small) > 1e-5
 
 
-def test_an_optimizer_instead_of_a_function_is_refused():
+def test_an_optimizer_instead_of_a_function_that_makes_one_is_refused():
   with pytest.raises(types.ConfigError, match="expected a transformation that"):
     dqn.Config(transformation=optax.lion(1e-4))
 
@@ -678,7 +683,7 @@ def test_without_priorities_a_step_has_no_extras():
   "names", [("a2c", "vector"), ("ppo", "normalized"), ("dqn", "dict")]
 )
 def test_any_optax_optimizer_can_replace_the_default(names):
-  """It also replaces rate and clipping, and can be pickled."""
+  """The optimizer replaces learning rate and clipping, and can be pickled."""
   case = case_of(*names)
   other = Case(
     *names,
@@ -726,14 +731,14 @@ def test_any_optax_optimizer_can_replace_the_default(names):
   ],
   ids=str,
 )
-def test_config_out_of_range_is_refused_with_its_name(fields):
+def test_a_setting_out_of_range_is_refused_with_its_name(fields):
   ((name, value),) = fields.items()
   wrong = re.escape(str(value[-1] if isinstance(value, tuple) else value))
   with pytest.raises(types.ConfigError, match=f"expected {name} .*{wrong}"):
     vtrace.Config(**fields)
 
 
-def test_config_at_the_end_of_its_range_is_accepted():
+def test_a_setting_at_the_end_of_its_range_is_accepted():
   for fields in ({"discount": 0.0}, {"discount": 1.0, "stack_frames": 64}):
     vtrace.Config(**fields)
 
@@ -776,7 +781,7 @@ def test_towers_apart_double_the_torso_and_the_memory(recurrent):
   assert apart["head"] == shared["head"]
 
 
-def test_an_agent_that_needs_whole_batches_shares_no_gradients():
+def test_an_agent_that_needs_whole_batches_cannot_share_gradients():
   base.check_gradients_can_be_shared(vtrace_case().agent)
   with pytest.raises(types.ConfigError, match="applies the gradients"):
     base.check_gradients_can_be_shared(Case("ppo").agent)
@@ -786,7 +791,9 @@ def test_an_agent_that_needs_whole_batches_shares_no_gradients():
   ("env_steps", "steps_per_update", "updates"),
   [(1000, 100, 10), (1000, 32.0, 31), (10, 1000, 1), (1000, 2.5, 400)],
 )
-def test_a_horizon_counts_updates(env_steps, steps_per_update, updates):
+def test_a_horizon_converts_env_steps_to_updates(
+  env_steps, steps_per_update, updates
+):
   horizon = base.Horizon.of(env_steps, steps_per_update)
   assert horizon == base.Horizon(env_steps, updates)
 

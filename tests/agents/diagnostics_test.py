@@ -1,4 +1,4 @@
-"""The diagnostics that agents log beside losses."""
+"""The diagnostics that agents log in addition to losses."""
 
 import dataclasses
 import functools
@@ -55,7 +55,7 @@ def metrics_of(name, unroll):
 
 @functools.cache
 def evaluated():
-  """The batch, evaluated by parameters that all agents share."""
+  """Evaluates the batch with the parameters, which all agents here share."""
   state, config = state_of("a2c"), ACTOR_CRITICS["a2c"]
   variables = model.Variables(state.params, ())
   evaluate = config.policy(SPEC).evaluate
@@ -63,7 +63,7 @@ def evaluated():
 
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)
-def test_the_norm_is_unclipped_and_entropy_at_most_that_of_chance(name):
+def test_gradient_norm_is_unclipped_and_entropy_within_its_range(name):
   gradients, output = jitted("gradients", name)(state_of(name), KEY, batch())
   squares = [np.square(x).sum() for x in jax.tree.leaves(gradients.params)]
   assert output.metrics["gradient_norm"] == pytest.approx(
@@ -72,7 +72,7 @@ def test_the_norm_is_unclipped_and_entropy_at_most_that_of_chance(name):
   assert 0.0 < output.metrics["entropy"] <= math.log(3) + 1e-6
 
 
-def test_advantages_and_explained_variance_leave_resets_out():
+def test_advantages_and_explained_variance_exclude_resets():
   metrics = metrics_of("a2c", batch())
   steps = jax.jit(jax.vmap(losses.a2c, in_axes=1, out_axes=1))(
     *evaluated().streams
@@ -93,10 +93,12 @@ def test_advantages_and_explained_variance_leave_resets_out():
 @pytest.mark.parametrize("name", ["vtrace", "ppo"])
 @pytest.mark.parametrize(
   ("log_ratio", "clipped"),
-  # Rounding errors are not clipped.
+  # A ratio of 1.0001 may be a rounding error, and does not count as clipped.
   [(1e-4, {}), (0.1, {"vtrace"}), (0.3, {"vtrace", "ppo"}), (-0.3, {"ppo"})],
 )
-def test_divergence_from_the_policy_that_acted(name, log_ratio, clipped):
+def test_divergence_and_clipping_compare_with_the_policy_that_acted(
+  name, log_ratio, clipped
+):
   log_prob = np.asarray(evaluated().log_prob) - np.float32(log_ratio)
   log_prob = np.concatenate([log_prob, batch().extras.log_prob[-1:]])
   acted = batch()._replace(extras=policy_lib.Extras(log_prob))
@@ -112,7 +114,7 @@ def test_divergence_from_the_policy_that_acted(name, log_ratio, clipped):
 
 
 def weighted(scale):
-  """V-trace's metrics and rho if log rho is normal with this deviation."""
+  """Returns V-trace's metrics and rho; log rho is normal with this scale."""
   log_prob = np.asarray(evaluated().log_prob)
   draws = np.random.default_rng(0).normal(size=log_prob.shape)
   log_ratio = (scale * draws).astype(np.float32)
@@ -134,7 +136,7 @@ def test_vtrace_logs_effective_sample_size_and_clipped_mass():
 
 
 def test_a_policy_that_hardly_moved_has_little_clipped_mass():
-  """Although about half of its ratios are above 1."""
+  """About half of its ratios are above 1, but only slightly."""
   metrics, _ = weighted(0.008)
   assert metrics["approx_kl"] < 1e-4 and metrics["clip_fraction"] > 0.2
   assert (
@@ -144,7 +146,7 @@ def test_a_policy_that_hardly_moved_has_little_clipped_mass():
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)
 def test_the_learning_rate_follows_the_schedule(name):
-  # PPO takes several steps in an update.
+  # PPO logs the metrics of `update`, which takes several optimizer steps.
   run = jitted("update" if name == "ppo" else "gradients", name)
   state = state_of(name)
   for updates, rate in ((0, 0.01), (1, 0.01), (2, 1.0)):
@@ -177,8 +179,8 @@ def test_dqn_logs_its_q_values_errors_epsilon_and_learning_rate():
   assert metrics["gradient_norm"] > 0
   kept = sample.unroll.inputs.timestep.step_type[1] != 0
   errors = np.asarray(output.priorities)[kept]
-  for name, share in (("td_error_p50", 0.5), ("td_error_p95", 0.95)):
-    expected = np.quantile(errors, share, method="lower")
+  for name, quantile in (("td_error_p50", 0.5), ("td_error_p95", 0.95)):
+    expected = np.quantile(errors, quantile, method="lower")
     assert metrics[name] == pytest.approx(expected, rel=1e-5)
   taken = np.take_along_axis(
     dqn_test.q_values_of()[0], sample.unroll.action[0][:, None], axis=1

@@ -1,4 +1,4 @@
-"""DQN: exploration, the target network, TD errors, and the burn-in."""
+"""DQN: exploration, the target network, TD errors, and priorities."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ def agent_of(name="vector", horizon=None, **fields):
 
 
 def random_state(agent, config):
-  """A state of random parameters, with different target parameters."""
+  """Returns a state with random parameters and other target parameters."""
   rng = np.random.default_rng(0)
   shapes = jax.eval_shape(agent.init, jax.random.key(0))
   state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
@@ -78,7 +78,7 @@ def jitted(method, name="vector", **fields):
 
 @functools.cache
 def network_of(name="vector", **fields):
-  """The network alone: `(params, inputs, core_state) -> [T, B, A]`."""
+  """Returns the network as `(params, inputs, core_state) -> [T, B, A]`."""
   config = config_of(**fields)
   head = networks.QHead(SPECS[name].action.num_values, config.dueling, 8)
   q_model = model.Model.make(SPECS[name], config, head)
@@ -97,7 +97,7 @@ def unroll_of(name="vector", length=12, size=40, **fields):
 
 
 def part(unroll, length, start=0):
-  """Some steps of an unroll, with its core state."""
+  """Returns some steps of an unroll, with the unroll's core state."""
   steps = unroll._replace(core_state=())
   steps = jax.tree.map(lambda x: x[start : start + length], steps)
   return steps._replace(core_state=unroll.core_state)
@@ -110,7 +110,7 @@ def sample_of(unroll):
 
 @functools.cache
 def q_values_of(params="params", **fields):
-  """NumPy Q-values `[12, 40, 3]` of the unroll by one of the networks."""
+  """Returns Q-values `[12, 40, 3]` of the unroll by online or target params."""
   unroll, state = unroll_of(), state_of(**fields)
   network = network_of(dueling=fields.get("dueling", False))
   return np.asarray(
@@ -130,9 +130,9 @@ def test_the_ladder_spreads_epsilons_over_environments():
   ):
     actual = ladder(num_envs)
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
-    none = agent_of().exploration(num_envs)
-    np.testing.assert_array_equal(none, np.zeros(num_envs))
-    assert actual.dtype == none.dtype == np.float32
+    without_ladder = agent_of().exploration(num_envs)
+    np.testing.assert_array_equal(without_ladder, np.zeros(num_envs))
+    assert actual.dtype == without_ladder.dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_epsilon_falls_with_the_updates(steps, horizon, expected, ladder):
     acting = agent.acting(
       dataclasses.replace(state, updates=jnp.int32(updates))
     )
-    # The ladder replaces the final epsilon.
+    # With the ladder, this epsilon falls to 0 instead of `epsilon_end`.
     epsilon = (epsilon - 0.2) / 0.8 if ladder else epsilon
     assert float(acting.epsilon) == pytest.approx(epsilon, abs=1e-6)
 
@@ -173,7 +173,7 @@ def acted(name, state, inputs, epsilon):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.25, 1.0])
-def test_the_share_of_random_actions_is_the_larger_epsilon(epsilon):
+def test_the_frequency_of_random_actions_is_the_larger_epsilon(epsilon):
   ladder, rows = np.array([0.0, 0.1, 0.5, 1.0], np.float32), 20_000
   exploration = np.repeat(ladder, rows)
   rng = np.random.default_rng(0)
@@ -190,18 +190,18 @@ def test_the_share_of_random_actions_is_the_larger_epsilon(epsilon):
   best = np.argmax(q_values[0], axis=-1).reshape(4, rows)
   assert len(np.unique(best)) > 1
   for minimum, taken, greedy in zip(ladder, action, best, strict=True):
-    share = max(minimum, epsilon)
+    larger = max(minimum, epsilon)
     for one in np.unique(greedy):
       chosen = taken[greedy == one]
       frequencies = np.bincount(chosen, minlength=3) / len(chosen)
-      expected = np.full(3, share / 3)
-      expected[one] += 1 - share
-      tolerance = 4 * np.sqrt(share * 0.25 / len(chosen))
+      expected = np.full(3, larger / 3)
+      expected[one] += 1 - larger
+      tolerance = 4 * np.sqrt(larger * 0.25 / len(chosen))
       np.testing.assert_allclose(frequencies, expected, atol=tolerance)
 
 
 def test_a_row_that_explores_takes_any_action_equally_often():
-  """The explored action is drawn independently of whether a row explores."""
+  """Whether a row explores does not influence which action it draws."""
   epsilon, rows, draws = 0.3, 4, 10_000
   inputs = acting_step.zero_inputs(VECTOR, rows)
   acting = agent_of().acting(state_of())._replace(epsilon=np.float32(epsilon))
@@ -218,7 +218,7 @@ def test_a_row_that_explores_takes_any_action_equally_often():
   expected[np.bincount(actions.ravel()).argmax()] += 1 - epsilon
   for row in actions.T:
     frequencies = np.bincount(row, minlength=3) / draws
-    # Four standard deviations of a share of 0.1.
+    # Five standard deviations of the frequency 0.8.
     np.testing.assert_allclose(frequencies, expected, atol=0.02)
 
 
@@ -233,8 +233,8 @@ def test_only_legal_actions_are_taken(exploration):
   params["params"]["head"]["Dense_0"]["bias"][:] = [9, 1, 8, 3, 2]
   state = dataclasses.replace(state_of("masked"), params=params)
   frequencies = np.bincount(acted("masked", state, inputs, 0.0), minlength=5)
-  share = 1 / 3 if exploration else 0
-  expected = [0, share, 0, 1 - 2 * share, share]
+  probability = 1 / 3 if exploration else 0
+  expected = [0, probability, 0, 1 - 2 * probability, probability]
   np.testing.assert_allclose(frequencies / rows, expected, atol=0.03)
   assert frequencies[0] == frequencies[2] == 0
 
@@ -266,9 +266,9 @@ def largest(a, b):
 def td_errors(
   q, target_q, unroll, n, double, discount=0.9, whole=True, rescaled=float
 ):
-  """Errors and weights `[T - n + 1, B]`, step by step in NumPy.
+  """Computes errors and weights `[T - n + 1, B]`, step by step in NumPy.
 
-  Unless returns must be whole, the last n - 1 steps have shorter ones.
+  If not `whole`, the last n - 1 steps are included, with shorter returns.
   """
   step_type, reward, factor, _ = unroll.inputs.timestep
   errors = np.zeros((len(q) - (n if whole else 1), q.shape[1]))
@@ -290,15 +290,20 @@ def td_errors(
 
 
 @pytest.mark.parametrize(
-  ("n_step", "double", "more", "huber_delta"),
+  ("n_step", "double", "extra_steps", "huber_delta"),
   conftest.slow_but(
     [(3, True, 0, 0.5)], [(3, True, 0, 0.5), (3, True, 4, 0), (1, False, 4, 0)]
   ),
 )
-def test_td_errors_and_gradients_match_numpy(n_step, double, more, huber_delta):
-  fields = {"n_step": n_step, "double": double, "dueling": more > 0}
+def test_td_errors_and_gradients_match_numpy(
+  n_step, double, extra_steps, huber_delta
+):
+  fields = {"n_step": n_step, "double": double, "dueling": extra_steps > 0}
   fields |= {"huber_delta": huber_delta} if huber_delta else {}
-  state, length = state_of(**fields), agent_of(**fields).needs.window + more
+  state, length = (
+    state_of(**fields),
+    agent_of(**fields).needs.window + extra_steps,
+  )
   batch = sample_of(part(unroll_of(), length))
   unroll, core_state = batch.unroll, batch.unroll.core_state
   q, target_q = (
@@ -315,18 +320,18 @@ def test_td_errors_and_gradients_match_numpy(n_step, double, more, huber_delta):
     output.priorities, np.abs(errors).mean(axis=0), rtol=1e-4, atol=1e-5
   )
   bound = huber_delta or np.inf
-  pulls = np.clip(errors, -bound, bound)
-  steps = pulls * (errors - 0.5 * pulls)
+  clipped = np.clip(errors, -bound, bound)
+  steps = clipped * (errors - 0.5 * clipped)
   loss = np.sum(steps * batch.importance_weight) / total
   assert output.metrics["loss"] == pytest.approx(loss, rel=1e-4)
   assert output.metrics["td_error"] == pytest.approx(
     np.abs(errors).sum() / total, rel=1e-4
   )
-  # Only the Q-value of the action taken moves, towards the return.
+  # Only the Q-value of the action taken has a gradient, towards the return.
   cotangent = np.zeros(q.shape, np.float32)
   for t, b in np.ndindex(*errors.shape):
-    share = pulls[t, b] * batch.importance_weight[b] / total
-    cotangent[t, b, unroll.action[t, b]] = -share
+    weighted = clipped[t, b] * batch.importance_weight[b] / total
+    cotangent[t, b, unroll.action[t, b]] = -weighted
 
   @jax.jit
   def differentiate(params):
@@ -339,11 +344,11 @@ def test_td_errors_and_gradients_match_numpy(n_step, double, more, huber_delta):
   chex.assert_trees_all_close(gradients.params, expected, rtol=1e-3, atol=1e-5)
   # Importance weights and the bound have an effect.
   assert abs(steps.sum() / total - loss) > 1e-3
-  assert np.any(pulls != errors) == (huber_delta > 0)
+  assert np.any(clipped != errors) == (huber_delta > 0)
 
 
 def every_step(name, **fields):
-  """Gradients of an agent that evaluates all steps of its windows."""
+  """Returns an agent that evaluates all steps of its windows."""
   config = config_of(**fields)
   return value_based.make(SPECS[name], config, dqn.loss_of(config))
 
@@ -359,9 +364,7 @@ def every_step(name, **fields):
     ],
   ),
 )
-def test_a_window_is_learned_from_as_if_all_its_steps_were_evaluated(
-  name, fields
-):
+def test_gradients_are_those_of_evaluating_all_steps_of_a_window(name, fields):
   unroll = unroll_of(name, stack_frames=fields.get("stack_frames", 1))
   batch = sample_of(part(unroll, agent_of(name, **fields).needs.window))
   actual, expected = (
@@ -397,7 +400,8 @@ def test_windows_include_the_frames_to_stack():
 
 def test_unsupported_settings_and_actions_are_refused():
   with pytest.raises(TypeError, match="recurrent"):
-    dqn.Config(recurrent=True)  # Windows begin in the middle of unrolls.
+    # DQN has no memory, since windows begin in the middle of unrolls.
+    dqn.Config(recurrent=True)
   continuous = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
   several = specs.BoundedArray((2,), np.int32, 0, 3)
   for config in (dqn.Config(), rainbow.Config()):
@@ -412,7 +416,7 @@ def test_unsupported_settings_and_actions_are_refused():
       dqn.Config(**{name: value})
 
 
-# Before and without a replay
+# Initial priorities, and learning without a replay
 
 
 @pytest.mark.parametrize(
@@ -425,7 +429,7 @@ def test_unsupported_settings_and_actions_are_refused():
     ],
   ),
 )
-def test_actors_compute_the_priorities_that_the_learner_would(name, fields):
+def test_actors_compute_the_same_priorities_as_the_learner(name, fields):
   agent, state = agent_of(name, **fields), state_of(name, **fields)
   state = dataclasses.replace(state, target_params=state.params)
   windows, frames = 6, fields.get("stack_frames", 1)
@@ -459,7 +463,9 @@ def test_actors_compute_the_priorities_that_the_learner_would(name, fields):
   ("n_step", "double"),
   conftest.slow_but([(5, False)], [(1, True), (5, False), (9, True)]),
 )
-def test_without_a_replay_all_steps_of_an_unroll_count(n_step, double):
+def test_without_a_replay_all_steps_of_an_unroll_are_learned_from(
+  n_step, double
+):
   fields = {"n_step": n_step, "double": double, "replayed": False}
   agent, unroll = agent_of(**fields), part(unroll_of(), 7)
   assert agent.needs.window is None and agent.priorities is None
@@ -488,10 +494,10 @@ def test_without_a_replay_frames_are_stacked_from_the_core_state():
   assert abs(output.metrics["loss"] - other.metrics["loss"]) > 1e-5
 
 
-# Starting in the middle
+# Starting and applying gradients
 
 
-def test_start_resumes_after_a_number_of_updates():
+def test_start_counts_the_given_number_of_updates():
   agent = agent_of(horizon=base.Horizon(1000, 20))
 
   @jax.jit

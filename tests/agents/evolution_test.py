@@ -22,14 +22,14 @@ GOAL = np.array([1.0, -2.0, 0.5], np.float32)
 
 
 class Fitness(NamedTuple):
-  """A worker's report: `[B]` seeds of noise, `[B, 2]` returns with it."""
+  """Seeds of noise `[B]`; returns `[B, 2]` with it added and subtracted."""
 
   seed: jax.Array
   returns: jax.Array
 
 
 class Needs(base.Needs):
-  """Batches of pairs, each of which counts as a step."""
+  """The needs of an agent whose batches are pairs; each counts as a step."""
 
   @property
   def specs(self):
@@ -81,7 +81,7 @@ def agent_of():
 
 @jax.jit
 def returns_of(params, seed):
-  """The returns of both members of each pair."""
+  """Evaluates both members of each pair."""
   eps = SIGMA * jax.vmap(noise)(seed)
   members = params + jnp.stack([eps, -eps], axis=1)
   return -jnp.sum(jnp.square(members - GOAL), axis=-1)

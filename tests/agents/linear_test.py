@@ -18,7 +18,7 @@ from tests import programs
 own_signals = programs.own_signals
 
 
-class Shown(NamedTuple):
+class State(NamedTuple):
   """The state of `Bandit`.
 
   Attributes:
@@ -29,14 +29,14 @@ class Shown(NamedTuple):
 
 
 class Bandit(functional.Episodic):
-  """Three arms, of which the one shown pays 1 and the others pay 0."""
+  """Three arms: the observed arm pays 1, the others pay 0."""
 
   observation = specs.Array((3,), np.float32)
   action = specs.DiscreteArray(3)
 
   def reset(self, rng_key):
     """See `functional.Episodic`."""
-    return Shown(jax.random.randint(rng_key, (), 0, 3))
+    return State(jax.random.randint(rng_key, (), 0, 3))
 
   def act(self, state, action, rng_key):
     """See `functional.Episodic`."""
@@ -84,7 +84,7 @@ def test_a_linear_agent_learns_a_bandit(program, words, tmp_path):
     (vtrace, [(4, 1), (4, 5)]),
     (ppo, [(4, 1), (4, 5)]),
     (dqn, [(4, 5)]),
-    # Both streams of a dueling network are linear, too.
+    # Values and advantages of a dueling network are linear, too.
     (r2d2, [(8, 1), (8, 5)]),
     (rainbow, [(4, 51), (4, 255)]),
   ],
@@ -99,4 +99,4 @@ def test_without_hidden_layers_a_network_is_its_head(kind, heads):
   kernels = {x.shape for x in jax.tree.leaves(params["head"]) if x.ndim == 2}
   assert sorted(kernels) == heads
   others = set(params) - {"head"}
-  assert bool(others) == (kind is r2d2)  # Its LSTM.
+  assert bool(others) == (kind is r2d2)  # R2D2 also has its LSTM.

@@ -50,8 +50,8 @@ def config_of(pipeline, agent, total_steps=150_000):
     "seed": 0,
   }
   if pipeline == "sync":
-    one = learner.Config(unroll_length=20)
-    return sync.Config(**run, num_envs=8, learner=one)
+    learner_config = learner.Config(unroll_length=20)
+    return sync.Config(**run, num_envs=8, learner=learner_config)
   if pipeline == "seed":
     actors = thin_actor.Config(envs_per_actor=8)
     return seed.Config(**run, actors=actors, learner=INBOX)
@@ -76,19 +76,19 @@ def test_r2d2_remembers_the_bit(pipeline, tmp_path):
   assert returns.mean() >= 0.9
 
 
-def test_no_policy_without_a_memory_can_know_the_bit(tmp_path):
+def test_an_agent_without_a_memory_does_not_learn_the_bit(tmp_path):
   """The question looks the same for both bits."""
   agent = dqn.Config(**COMMON)
   config = config_of("sync", agent, total_steps=50_000)
   returns = returns_of(config, tmp_path, greedy=False)
   assert set(returns) == {-1.0, 1.0}
-  # Its 99.9% interval has 0 in it.
+  # The 99.9% confidence interval of the mean contains 0.
   assert abs(returns.mean()) < 3.29 / len(returns) ** 0.5
 
 
 @pytest.mark.parametrize("noise_scale", [0.5, 0.0])
 def test_only_noise_finds_the_treasure(noise_scale, tmp_path):
-  """Epsilon is 0, so only noise leads beyond the first row."""
+  """Epsilon is 0, so noise is the only exploration."""
   config = sync.Config(
     env=envs.Config("seedx:DeepSea", {"size": 10}),
     agent=rainbow.Config(
@@ -113,7 +113,8 @@ def test_only_noise_finds_the_treasure(noise_scale, tmp_path):
     seed=0,
   )
   metrics = app.train(config, run_dir=tmp_path, quiet=True).metrics
-  # The return is a mean of the last 100 of 2,000 episodes, at most 0.99.
+  # `episode_return` is the mean of the last 100 of 2,000 episodes, and at most
+  # 0.99.
   assert metrics["episodes"] >= 1_990
   if noise_scale:
     assert metrics["episode_return"] >= 0.9 * 0.99

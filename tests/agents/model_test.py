@@ -1,4 +1,4 @@
-"""Models: the parts of an observation they see, and actions for their head."""
+"""Models: the parts of an observation that they see, and actions for heads."""
 
 import flax.linen as nn
 import jax
@@ -45,14 +45,18 @@ def test_a_model_sees_only_the_keys_of_its_spec():
     "state": other.timestep.observation["state"]
   }
   other = inputs._replace(timestep=inputs.timestep._replace(observation=hidden))
-  few = {key: hidden[key] for key in visible.observation}
-  few = inputs._replace(timestep=inputs.timestep._replace(observation=few))
+  visible_only = {key: hidden[key] for key in visible.observation}
+  visible_only = inputs._replace(
+    timestep=inputs.timestep._replace(observation=visible_only)
+  )
   outputs = [
     q_model.unroll(variables, x, q_model.initial_core_state(ROWS[1]))
-    for x in (inputs, other, few)
+    for x in (inputs, other, visible_only)
   ]
   statistics = variables.statistics
-  moments = [q_model.moments(statistics, x, None) for x in (inputs, few)]
+  moments = [
+    q_model.moments(statistics, x, None) for x in (inputs, visible_only)
+  ]
   for actual, expected in (
     (outputs[:2], outputs[2]),
     (moments[:1], moments[1]),
@@ -69,7 +73,7 @@ def test_a_spec_without_its_mask_key_has_no_mask():
 
 
 class Critic(nn.Module):
-  """Q-values with the sum of the actions in them."""
+  """A critic that adds the sum of an action to its value."""
 
   @nn.compact
   def __call__(self, features, action):

@@ -1,4 +1,4 @@
-"""Running statistics of observations, against NumPy."""
+"""Running statistics of observations, compared with NumPy."""
 
 import chex
 import jax
@@ -53,7 +53,7 @@ def merged(batches):
 
 
 def one(mean, variance):
-  """Statistics of `ONE`."""
+  """Returns statistics of `ONE`."""
   return normalizer.Statistics((np.float32([mean]),), (np.float32([variance]),))
 
 
@@ -84,7 +84,7 @@ def test_a_small_variance_around_a_large_mean_is_measured():
 
 
 @pytest.mark.parametrize("mean", [0.0, 1.0, -1e3, 1e5, 3e7])
-def test_a_deviation_of_100_ulp_of_the_mean_is_within_2_percent(mean):
+def test_a_deviation_of_100_ulp_of_the_mean_is_measured_to_2_percent(mean):
   rng = np.random.default_rng(0)
   std = max(100 * float(np.spacing(np.float32(abs(mean)))), 1e-3)
   statistics, merged_batches = normalizer.init(ONE), []
@@ -102,7 +102,7 @@ def test_a_deviation_of_100_ulp_of_the_mean_is_within_2_percent(mean):
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 12345.678, -1e5, 1e20])
 def test_a_constant_feature_stays_finite_and_small(value):
-  """One that is constant only at first is later normalized as any other."""
+  """A feature that is constant only at first is later normalized as usual."""
   statistics, batch = (
     normalizer.init(ONE),
     np.full((5, 8, 1), value, np.float32),
@@ -126,7 +126,7 @@ def test_a_constant_feature_stays_finite_and_small(value):
 
 
 def test_features_that_are_constant_within_a_batch_count_too():
-  """The variance of a game's level, for example, is between the batches."""
+  """A game's level, for example, may change only between batches."""
   values = [3.0, 7.0, 3.0, 3.0, 7.0, 7.0, 3.0, 7.0]
   statistics = normalizer.init(ONE)
   for updates, value in enumerate(values):
@@ -138,7 +138,7 @@ def test_features_that_are_constant_within_a_batch_count_too():
   assert float(statistics.variance[0][0]) == pytest.approx(4.0, rel=1e-3)
 
 
-def test_a_batch_without_variance_lowers_the_mean_of_variances():
+def test_batches_without_variance_lower_the_variance():
   rng, statistics = np.random.default_rng(0), normalizer.init(ONE)
   parts = []
   for updates in range(60):
@@ -155,12 +155,14 @@ def test_a_batch_without_variance_lowers_the_mean_of_variances():
 
 @pytest.mark.parametrize("workers", [2, 16])
 def test_batches_measured_with_an_old_mean_count_the_same(workers):
-  """A3C's workers measure with an old mean, and are merged in turn."""
+  """A3C's workers measure with an old mean; their batches merge in turn."""
   rng = np.random.default_rng(0)
   batches = rng.normal(100.0, 1.0, (3, workers, 5, 8, 1)).astype(np.float32)
   statistics, updates = normalizer.init(ONE), 0
-  for round_ in batches:
-    for moments in [measure_one(statistics, x, ONES) for x in round_]:
+  for batches_of_workers in batches:
+    for moments in [
+      measure_one(statistics, x, ONES) for x in batches_of_workers
+    ]:
       statistics = merge(statistics, moments, updates)
       updates += 1
   assert float(statistics.mean[0][0]) == pytest.approx(batches.mean(), rel=1e-5)
@@ -201,13 +203,13 @@ def test_normalized_values_are_clipped_to_10():
   )
 
 
-def test_a_constant_part_stays_finite():
+def test_a_variance_of_0_gives_finite_values():
   actual = normalize_one(one(3.0, 0.0), np.array([[[3.0]], [[3.1]]]))
   np.testing.assert_array_equal(np.ravel(actual), [0.0, 10.0])
 
 
 def weights(seed, rows):
-  """Random weights of 1 for about half of the steps, and 0 for the others."""
+  """Returns random weights, 0 or 1 with equal probability."""
   return (np.random.default_rng(seed).random(rows) < 0.5).astype(np.float32)
 
 

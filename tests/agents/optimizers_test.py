@@ -15,7 +15,7 @@ CONFIG = optimizers.Config(
   learning_rate_end=0.5, adam_epsilon=1e-8, max_gradient_norm=1.0
 )
 HORIZON = base.Horizon(env_steps=100, updates=10)
-# The learning rate's name and value of each group of parameters.
+# The name and the value of each group's learning rate.
 RATES = {"actor": ("learning_rate", 0.01), "critic": ("critic_rate", 0.1)}
 NAMES = {key: name for key, (name, _) in RATES.items()}
 
@@ -44,9 +44,10 @@ def drawn(scale):
 
 @pytest.mark.parametrize("kind", ["adam", "rmsprop"])
 def test_groups_learn_as_if_each_had_its_own_optimizer(kind):
-  """Each is clipped by its own norm, and has its own rate on the schedule."""
+  """Each group is clipped by its own norm, and its own rate is scheduled."""
   config = dataclasses.replace(CONFIG, optimizer=kind)
-  # With one norm for both, clipping would leave nothing of the critic's.
+  # With one norm for both groups, clipping would leave little of the critic's
+  # gradient.
   gradients = {"actor": drawn(100.0), "critic": drawn(1.0)}
   optimizer = optimizer_of(config)
   together = state_of(optimizer, gradients, **dict(RATES.values()))
@@ -83,7 +84,7 @@ def test_each_group_has_its_own_metrics():
     "gradient_norm_critic",
   }
   for key, (_, rate) in RATES.items():
-    # Halfway of the decay to half of the rate.
+    # Halfway through the decay to half of the rate.
     assert float(metrics[f"learning_rate_{key}"]) == pytest.approx(0.75 * rate)
     norm = optax.global_norm(gradients[key])
     assert metrics[f"gradient_norm_{key}"] == norm
@@ -127,7 +128,7 @@ def test_parameters_of_other_groups_are_refused():
   for params, message in (
     ({"actor": drawn(1.0)}, r"found \['actor'\]"),
     ({"actor": 0.0, "critic": 0.0, "z": 0.0}, "'critic', 'z'"),
-    # The vector of a parameter server.
+    # A parameter server has one vector without groups.
     (np.zeros(3, np.float32), "found a part of them"),
   ):
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Custom environments with images, whose rewards are not those of Atari."""
+"""Custom environments with images, and with rewards unlike those of Atari."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ _WORDS = {
 
 @pytest.mark.parametrize("program", _WORDS, ids=lambda x: x.__name__)
 def test_the_better_of_two_actions_is_learned(program, tmp_path):
-  """If rewards were clipped to 1, it would be the worse one."""
+  """If rewards were clipped to 1, the worse action would be learned."""
   words = ["--env", "tests.own_envs:Bandit", "--run-dir", str(tmp_path)]
   words += ["--checkpoint-every-seconds", "1000", "--quiet"]
   assert programs.main(program, [*words, *_WORDS[program].split()]) == 0

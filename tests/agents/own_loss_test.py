@@ -16,13 +16,13 @@ TEXT = readme_test.file_named("my_kl.py")
 
 
 def own_module():
-  """The script of the page as a module."""
+  """Returns the page's script as a module."""
   module = python_types.ModuleType("my_kl")
   exec(compile(TEXT, "my_kl.py", "exec"), module.__dict__)
   return module
 
 
-def test_the_gradient_differs_from_that_of_ppo_by_the_penalty(monkeypatch):
+def test_an_update_differs_from_that_of_ppo_only_by_the_penalty(monkeypatch):
   assert len(TEXT.splitlines()) < 40
   mine = own_module()
   monkeypatch.setitem(sys.modules, "my_kl", mine)
@@ -68,7 +68,7 @@ def test_an_inseparable_loss_gets_the_whole_minibatch():
 
 
 @pytest.mark.slow
-def test_it_learns_cartpole(tmp_path, monkeypatch):
+def test_ppo_with_the_penalty_learns_cartpole(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   mine = own_module()
   monkeypatch.setitem(sys.modules, "my_kl", mine)

@@ -1,4 +1,4 @@
-"""Networks and memories of the user's, trained by any pipeline."""
+"""Custom networks and memories, trained by any pipeline."""
 
 import dataclasses
 import functools
@@ -27,12 +27,12 @@ from tests.networks import helpers
 from tests.pipelines import pipelines_test
 
 _ROOT = pathlib.Path(__file__).parents[2]
-# The simplest agent for each pipeline.
+# The first and simplest agent of each pipeline.
 _CELLS = dict(reversed(pipelines_test.CELLS))
 
 
 class Gained(nn.Module):
-  """Features of the observation times a vector of gains, initially 1."""
+  """A torso that multiplies an observation by gains, which are 1 at first."""
 
   @nn.compact
   def __call__(self, observation):
@@ -113,7 +113,7 @@ def test_a_script_can_define_a_torso_for_its_other_processes(tmp_path):
 
 # Memories
 
-# The window is shorter than a stream and longer than an episode.
+# The window is shorter than a stream and longer than the shortest episode.
 CORES = {
   "gru": memory.GRU(6),
   "transformer": memory.Transformer(size=8, layers=2, window=4),
@@ -126,7 +126,7 @@ SPEC = types.EnvironmentSpec(
 
 @functools.cache
 def unrolled(name):
-  """A core's `apply`, arguments, and its result for them."""
+  """Returns a core's `apply`, arguments for it, and its result for them."""
   core, rng = CORES[name], np.random.default_rng(0)
   features = rng.normal(size=(LENGTH, BATCH, FEATURES)).astype(np.float32)
   step_type = np.ones((LENGTH, BATCH), np.uint8)
@@ -176,8 +176,7 @@ def test_a_memory_forgets_at_the_first_step_of_an_episode(name):
   apply, (params, features, step_type, state), (expected, _) = unrolled(name)
   other = features.copy()
   other[2, 0] += 1.0
-  # This stream does not begin an episode here, and remembers the change only
-  # within the window.
+  # Stream 2 has no reset, so the change lasts at least as long as the window.
   other[2, 2] += 1.0
   outputs, _ = apply(params, other, step_type, state)
   differs = np.any(np.abs(outputs - expected) > 1e-6, axis=-1)
@@ -236,7 +235,7 @@ class Sum(nn.Module):
 
 
 def q_mean(stored_state):
-  """The mean Q-value as a function of the memory's stored state `[B, 2]`."""
+  """Returns a function from a value of the stored state to the mean Q-value."""
   config = r2d2.Config(
     hidden_sizes=(8,),
     dueling=False,

@@ -41,7 +41,7 @@ def config_of(kind="vector", **fields):
     "hidden_sizes": (8,),
     "epochs": 1,
     "minibatches": 1,
-    # With this epsilon, small gradients and rounding errors are small steps.
+    # With this epsilon, small gradients and rounding errors make small steps.
     "adam_epsilon": 1.0,
     "max_gradient_norm": 1e6,
     "learning_rate": 1.0,
@@ -78,7 +78,7 @@ def with_hyperparameters(state, **changes):
 
 @functools.cache
 def unroll_of(kind="vector", seed=1):
-  """Experience that begins within episodes."""
+  """Returns an unroll with random core states, as within episodes."""
   spec = KINDS[kind][0]
   ends = np.linspace(0.0, 0.7, BATCH)
   unroll = conftest.random_unroll(agent_of(kind), spec, LENGTH, ends, seed)
@@ -111,7 +111,7 @@ def moved(new, old):
   return jax.tree.map(np.subtract, new.params, old.params)
 
 
-# One step applies its gradients
+# One step on the whole batch
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,16 @@ def test_minibatches_depend_on_the_key_and_updates_count_batches():
   assert difference(one.params, other.params) > 1e-5
   again, _ = update(one, KEY, unroll)
   assert (one.updates, again.updates) == (1, 2)
-  # The weight counts experience once, not once an epoch.
+  # The weight counts a step once, not once per epoch.
   assert output.weight == np.sum(unroll.inputs.timestep.step_type[1:] != 0)
 
 
 @pytest.mark.parametrize(
   ("kind", "minibatches", "size"), [("vector", 7, 40), ("recurrent", 5, 8)]
 )
-def test_minibatches_that_do_not_divide_are_refused(kind, minibatches, size):
+def test_minibatches_that_do_not_divide_the_batch_are_refused(
+  kind, minibatches, size
+):
   agent = agent_of(kind, minibatches=minibatches)
   message = f"divide the {size} .*found {minibatches}"
   with pytest.raises(types.ConfigError, match=message):
@@ -242,7 +244,7 @@ def test_each_epoch_draws_minibatches_and_normalizes_each():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vector", "recurrent"])
-def test_4_cores_update_as_one(kind):
+def test_4_cores_update_like_one(kind):
   fields = {"epochs": 2, "normalize_observations": True}
   state, unroll = state_of(kind, **fields), unroll_of(kind)
   agent = agent_of(kind, axis=sharding.CORES, **fields)
@@ -265,7 +267,7 @@ def test_4_cores_update_as_one(kind):
 # Epochs
 
 
-def test_the_learning_rate_reaches_its_end_with_the_run():
+def test_the_learning_rate_reaches_its_end_when_the_run_ends():
   state, steps = with_hyperparameters(state_of(), learning_rate=1e-2), []
   for _ in range(5):
     old_params = state.params
@@ -304,11 +306,11 @@ def test_clip_values_changes_the_loss():
     assert (difference(plain, clipped) > 1e-4) == (epochs == 2)
 
 
-# A limit of the divergence
+# The limit of the divergence, `target_kl`
 
 
 def on_policy(fields):
-  """Experience as if the learned parameters had acted."""
+  """Returns the unroll as if the learned parameters had acted."""
   policy = config_of(**fields).policy(VECTOR)
 
   @jax.jit
@@ -322,7 +324,7 @@ def on_policy(fields):
 
 
 def test_an_update_ends_at_the_first_minibatch_above_target_kl():
-  """The divergence of each follows from the means that longer updates log."""
+  """Means over 2 and over 3 minibatches give the divergence of each."""
   unroll, rate = on_policy({}), {"learning_rate": 0.05}
   state = with_hyperparameters(state_of(), **rate)
   updated = {
@@ -330,7 +332,7 @@ def test_an_update_ends_at_the_first_minibatch_above_target_kl():
     for epochs in (2, 3)
   }
   sums = {k: k * float(x.metrics["approx_kl"]) for k, (_, x) in updated.items()}
-  second, third = sums[2], sums[3] - sums[2]  # The first one is 0.
+  second, third = sums[2], sums[3] - sums[2]  # The first is 0.
   assert 0 < second < 0.9 * third
   fields = {"epochs": 4, "target_kl": (second + third) / 2}
   limited, output = jax.jit(config_of(**fields).make(VECTOR).update)(
@@ -342,7 +344,7 @@ def test_an_update_ends_at_the_first_minibatch_above_target_kl():
   assert output.weight == expected_output.weight
   mean = float(output.metrics["approx_kl"])
   assert mean == pytest.approx((second + third) / 3, rel=1e-2)
-  # Steps that were not taken count in the schedule.
+  # The schedule also counts the steps that were not taken.
   assert limited.optimizer_state[-1].count == 4
   assert limited.updates == 1
 
@@ -356,7 +358,8 @@ def test_a_limit_that_is_not_reached_changes_nothing():
   assert metrics.pop("optimizer_steps") == 8
   assert_close(metrics, plain.metrics)
   assert output.weight == plain.weight
-  # The policy that acted already diverges more than this limit.
+  # Before the first step, the divergence from the policy that acted is already
+  # above this limit.
   tiny = {**SEVERAL, "target_kl": 1e-6}
   state, output = jitted("update", **tiny)(state_of(), KEY, unroll_of())
   assert difference(state.params, state_of().params) == 0
@@ -392,14 +395,14 @@ def test_4_cores_end_at_the_same_minibatch():
   assert output.weight == one_output.weight
 
 
-# A loss of the user's own
+# Custom losses
 
 
 @pytest.mark.parametrize(
   "kind", conftest.slow_but([("vector",)], [(kind,) for kind in KINDS])
 )
 def test_a_custom_loss_gets_the_old_and_the_new_policy(kind):
-  """Their divergence grows from 0 with each step."""
+  """The divergence between them grows from 0 with each step."""
 
   def loss(evaluated, minibatch, hyperparameters):
     steps = ppo.loss(evaluated, minibatch, hyperparameters)
@@ -439,7 +442,7 @@ def test_statistics_change_only_after_all_epochs():
   )
   state, _ = normalizing(state, KEY, first)
   mean, variance = state.statistics.mean[0], state.statistics.variance[0]
-  # The observations from which a step is learned.
+  # The observations of the steps that are learned from.
   learned, other = (
     x.inputs.timestep.observation[:-1][x.inputs.timestep.step_type[1:] != 0]
     for x in (first, second)
@@ -457,7 +460,7 @@ def test_statistics_change_only_after_all_epochs():
   actual, _ = normalizing(state, KEY, second)
   assert_close(moved(actual, state), moved(expected, state), rtol=2e-3)
   assert difference(actual.params, state.params) > 1e-3
-  # Both batches count the same.
+  # Both batches have the same weight in the mean.
   np.testing.assert_allclose(
     actual.statistics.mean[0], (mean + other.mean(0)) / 2, rtol=1e-4
   )
@@ -468,7 +471,7 @@ def with_observation(unroll, observation):
   return unroll._replace(inputs=unroll.inputs._replace(timestep=timestep))
 
 
-def test_hyperparameters_out_of_range_are_refused_with_their_name():
+def test_a_setting_out_of_range_is_refused_with_its_name():
   wrong = {"td_lambda": 1.5, "clip_epsilon": -0.1}
   wrong |= {"epochs": 0, "minibatches": 0, "target_kl": -0.1}
   for name, value in wrong.items():

@@ -61,15 +61,15 @@ def sample_of(**fields):
 
 
 def test_r2d2_with_one_transition_and_no_memory_is_dqn():
-  """Burn-in 0, T = n, stride 1 and a feed-forward network."""
-  ours = {"lstm_size": 0, "burn_in": 0, "sequence_length": N}
-  theirs = {"rescale": True, "dueling": True, "discount": 0.997}
-  theirs |= {"kind": dqn.Config, "epsilon_end": 0.5}
-  assert agent_of(**ours).needs.learned_steps == 1
-  state, sample = state_of(**theirs), sample_of(**theirs)
+  """The burn-in is 0, T = n, the stride 1, and the network feed-forward."""
+  r2d2_fields = {"lstm_size": 0, "burn_in": 0, "sequence_length": N}
+  dqn_fields = {"rescale": True, "dueling": True, "discount": 0.997}
+  dqn_fields |= {"kind": dqn.Config, "epsilon_end": 0.5}
+  assert agent_of(**r2d2_fields).needs.learned_steps == 1
+  state, sample = state_of(**dqn_fields), sample_of(**dqn_fields)
   (gradients, output), expected = (
     jitted("gradients", **x)(state, jax.random.key(0), sample)
-    for x in (ours, theirs)
+    for x in (r2d2_fields, dqn_fields)
   )
   chex.assert_trees_all_close(
     (gradients, output), expected, atol=1e-6, rtol=1e-5
@@ -104,7 +104,7 @@ def test_unsupported_settings_are_refused(fields, message):
 
 
 def unrolled(acting, inputs, core_state):
-  """Q-values `[T, B, A]` and core states before each step, step by step."""
+  """Returns Q-values `[T, B, A]` and T + 1 core states, step by step."""
   q_values, core_states = [], [core_state]
   for t in range(len(inputs.exploration)):
     now = jax.tree.map(lambda x, t=t: x[t], inputs)
@@ -159,8 +159,8 @@ def test_loss_and_priorities_are_those_of_the_paper(stored_state):
   loss = (0.5 * errors**2 * weight * weights).sum() / weights.sum()
   np.testing.assert_allclose(output.metrics["loss"], loss, rtol=1e-3)
   assert output.weight == weights.sum()
-  size = np.abs(errors)
-  expected = 0.9 * size.max(0) + 0.1 * size.mean(0)
+  magnitude = np.abs(errors)
+  expected = 0.9 * magnitude.max(0) + 0.1 * magnitude.mean(0)
   np.testing.assert_allclose(output.priorities, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -190,7 +190,7 @@ def test_the_burn_in_has_no_gradient_but_an_effect():
 
 @functools.cache
 def played():
-  """Consecutive unrolls of a policy that does not learn."""
+  """Returns consecutive unrolls by a policy that does not learn."""
   layout = unroll_store.Layout.of(agent_of(), PERIOD, NUM_ENVS)
   actor = local_actor.LocalActor(
     local_actor.Programs(agent_of(), SPEC, layout),
@@ -210,19 +210,20 @@ def played():
 
 
 def steps_of(unrolls):
-  """The inputs of all unrolls, each step once."""
+  """Returns the inputs of overlapping unrolls, with each time step once."""
   return jax.tree.map(
     lambda *x: np.concatenate([y[:PERIOD] for y in x]),
     *[unroll.inputs for unroll in unrolls],
   )
 
 
-def test_a_stored_state_is_unrolled_from_the_episodes_start():
+def test_a_stored_state_is_that_of_acting_since_the_episodes_start():
   inputs = steps_of(played())
   _, core_states = unrolled(agent_of().acting(state_of()), inputs, zeros())
   for k, unroll in enumerate(played()):
     first = inputs.timestep.step_type[k * PERIOD] == dm_env.StepType.FIRST
-    # At FIRST the stored state is zeros, and the LSTM resets itself.
+    # At a FIRST step, zeros are stored. `core_states` has the end of the last
+    # episode there, which the LSTM ignores.
     expected = jax.tree.map(
       lambda x, first=first: np.where(first[:, None], 0.0, x),
       core_states[k * PERIOD],
@@ -262,7 +263,7 @@ def test_the_number_of_updates_follows_the_replay_ratio():
   updates = sum(len(list(source([share]))) for _ in range(120))
   learned = updates * 8 * LEARNED
   assert learned / (120 * PERIOD * NUM_ENVS) == pytest.approx(0.5, rel=0.05)
-  # Epsilon then falls over `epsilon_steps`.
+  # With this number of updates, epsilon falls over `epsilon_steps`.
   horizon, expected = plan.horizon, 10_000 * 0.5 / (8 * LEARNED)
   agent = agent_of(horizon=horizon, epsilon_steps=5_000)
   state = dataclasses.replace(state_of(), updates=np.int32(round(expected / 4)))
@@ -274,8 +275,8 @@ def test_the_number_of_updates_follows_the_replay_ratio():
 # The figure
 
 
-def test_the_figure_measures_states_that_acting_did_not_have():
-  # The sequences begin within an episode, as in a ring that has wrapped.
+def test_the_figures_discrepancy_is_0_only_with_the_states_of_acting():
+  # The first sequences begin within an episode, as in a replay that is full.
   sequences = played()[2:]
   unrolls = jax.tree.map(
     lambda *x: np.concatenate(x, axis=1),

@@ -50,11 +50,11 @@ def sample_of(**fields):
 
 
 PLAIN = {"noise_scale": 0.0, "n_step": 2, "dueling": False}
-# Settings whose programs are small.
+# With these settings, programs are small.
 NOISY = {"n_step": 1, "dueling": False}
 
 
-def test_without_any_component_it_is_dqn():
+def test_rainbow_without_any_component_is_dqn():
   off = {"double": False, "dueling": False, "n_step": 1}
   off |= {"num_atoms": 0, "noise_scale": 0.0}
   config = dqn_test.config_of(
@@ -75,11 +75,11 @@ def test_a_dueling_network_has_a_layer_for_the_value():
     params = jax.eval_shape(agent_of(**fields).init, jax.random.key(0)).params
     return sorted(x.shape for x in jax.tree.leaves(params))
 
-  single, both = (sizes(**PLAIN | {"dueling": x}) for x in (False, True))
+  single, dueling = (sizes(**PLAIN | {"dueling": x}) for x in (False, True))
   # 11 atoms for each of 3 actions, and 11 for the value.
-  assert (8, 33) in single and (8, 33) in both
-  assert (8, 11) in both and (8, 11) not in single
-  assert sizes(**{"noise_scale": 0.0, "n_step": 2}) == both  # By default.
+  assert (8, 33) in single and (8, 33) in dueling
+  assert (8, 11) in dueling and (8, 11) not in single
+  assert sizes(**{"noise_scale": 0.0, "n_step": 2}) == dueling  # The default.
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_noise_has_the_variance_of_its_factors():
   )
 
 
-def test_noise_differs_by_stream_and_lasts_for_all_its_steps():
+def test_noise_differs_between_streams_but_not_between_steps():
   same = np.repeat(FEATURES[:1, :1], 4, 0).repeat(5, 1)
   apply = jax.jit(LAYER.apply)
   outputs = apply(layer_params(), same, rngs={"noise": jax.random.key(2)})
@@ -198,7 +198,7 @@ def test_noise_differs_by_stream_and_lasts_for_all_its_steps():
 
 
 def acted(core_state, first, seed):
-  """The output and the core state of a step with the same observations."""
+  """Returns the output and the core state of a step; all rows look the same."""
   acting = agent_of(**NOISY).acting(state_of(**NOISY))
   inputs = acting_step.zero_inputs(SPEC, ROWS)
   inputs.timestep.step_type[:] = 0 if first else 1
@@ -215,7 +215,7 @@ def q_values(output):
   return np.asarray(output.extras.outputs.q_values)
 
 
-def test_an_episode_has_one_noise_and_the_next_another():
+def test_noise_lasts_for_an_episode_and_differs_in_the_next():
   output, core_state = acted(start(), first=True, seed=0)
   one = q_values(output)
   assert len(np.unique(one, axis=0)) == ROWS
@@ -228,7 +228,7 @@ def test_an_episode_has_one_noise_and_the_next_another():
 
 
 def test_noise_depends_on_the_seed_and_not_on_the_batch():
-  """A row acts the same in any batch, as partial batches need."""
+  """A row acts the same in a partial batch as in a whole one."""
   whole, core_state = acted(start(), first=True, seed=0)
   rows = np.tile([3, 4], ROWS // 2)
   part = jax.tree.map(lambda x: np.asarray(x)[rows], core_state)
@@ -236,7 +236,7 @@ def test_noise_depends_on_the_seed_and_not_on_the_batch():
   np.testing.assert_array_equal(q_values(output), q_values(whole)[rows])
 
 
-def test_learning_draws_new_noise_for_each_update_and_network():
+def test_learning_draws_new_noise_for_each_update():
   state, sample = state_of(**NOISY), sample_of(**NOISY)
   state = dataclasses.replace(state, target_params=state.params)
   results = [

@@ -1,4 +1,4 @@
-"""Division of rewards by the deviation of discounted returns."""
+"""Division of rewards by the standard deviation of discounted returns."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ KEY, GAMMA, BATCH = jax.random.key(0), 0.9, 6
 
 @functools.cache
 def made(name="a2c", **fields):
-  """An agent that normalizes rewards by default."""
+  """Returns a config, which normalizes rewards by default, and its agent."""
   common = {"hidden_sizes": (8,), "discount": GAMMA, "reward_scale": 1.0}
   fields = {**common, "normalize_rewards": True, **fields}
   config = AGENTS[name].Config(**fields)
@@ -52,7 +52,7 @@ def unroll_of(agent, length=9, seed=0, scale=1.0):
 
 
 def returns_of(timestep, before):
-  """R after each step, by a loop."""
+  """Computes R, the discounted return, after each step by a loop."""
   returns, total = [], np.array(before, np.float64)
   for step_type, reward in zip(*timestep[:2], strict=True):
     total = np.where(step_type == 0, 0.0, GAMMA * total) + reward
@@ -80,7 +80,7 @@ def test_acting_carries_the_return_from_unroll_to_unroll():
 
 
 @pytest.mark.parametrize("name", ["a2c", "ppo"])
-def test_statistics_are_of_returns_without_resets(name):
+def test_statistics_of_returns_exclude_resets(name):
   _, agent = made(name)
   state, means, squares = state_of(name), [], []
   state = dataclasses.replace(
@@ -103,7 +103,7 @@ def test_statistics_are_of_returns_without_resets(name):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_unit_of_rewards_does_not_matter(name):
-  """It matters without normalization, which leaves values to scale."""
+  """The loss of values depends on the unit only without normalization."""
   for fields, same in (({}, True), ({"normalize_rewards": False}, False)):
     _, agent = made(name, **fields)
     small, large = (
@@ -116,7 +116,7 @@ def test_the_unit_of_rewards_does_not_matter(name):
 
 
 def test_the_deviation_is_over_this_and_all_previous_batches():
-  """The first reward after many zeros is divided by no small number."""
+  """The first reward after many zeros is not divided by a small number."""
   _, agent = made(value_cost=1.0)
   state, unroll = state_of(value_cost=1.0), unroll_of(agent)
   unrewarded = unroll_of(agent, scale=0.0)
@@ -144,7 +144,7 @@ def test_the_deviation_is_over_this_and_all_previous_batches():
 
 @pytest.mark.slow
 def test_observations_are_normalized_beside_rewards():
-  """Their statistics are the same as without normalized rewards."""
+  """Statistics of observations are those without normalized rewards."""
   observed = {"normalize_observations": True}
   both = made("ppo", **observed)[1]
   alone = made("ppo", **observed, normalize_rewards=False)[1]
@@ -174,7 +174,7 @@ def test_observations_are_normalized_beside_rewards():
   ],
 )
 def test_pipelines_carry_returns_across_unrolls(pipeline, name, tmp_path):
-  """R of rewards of 1 rises to 10 in about 20 steps; unrolls have 5."""
+  """R rises to 10 in about 20 steps if rewards are 1; unrolls have 5 steps."""
   running, nodes = pipelines_test.make(
     pipeline, name, tmp_path, normalize_rewards=True, discount=GAMMA
   )

@@ -45,7 +45,7 @@ def test_windows_determine_the_needs(fields, window, learned_steps):
 
 
 def test_a_return_of_continuous_actions_is_one_transition():
-  """A critic, for example, needs windows with any network and actions."""
+  """Windows serve any network and any actions, such as those of a critic."""
   n, burn_in = 3, 2
   one_return = windows.Windows(transitions=n, n_step=n, burn_in=burn_in)
   unroll = unroll_of(one_return.needs.window)
@@ -78,14 +78,14 @@ def test_only_returns_of_n_steps_are_learned_from():
   np.testing.assert_array_equal(replayed.learned(error, steps), error[:3])
   every = windows.Windows(transitions=None, n_step=3)
   np.testing.assert_array_equal(every.learned(error, steps), error)
-  size = np.abs(error)
+  magnitude = np.abs(error)
   whole = dataclasses.replace(replayed, whole_unrolls=True)
   np.testing.assert_allclose(
     whole.priorities(error)[:, 0],
-    0.25 * size.max(0) + 0.75 * size.mean(0),
+    0.25 * magnitude.max(0) + 0.75 * magnitude.mean(0),
     rtol=1e-5,
   )
-  np.testing.assert_array_equal(replayed.priorities(error), size.T)
+  np.testing.assert_array_equal(replayed.priorities(error), magnitude.T)
 
 
 def test_targets_are_averaged_every_period():
