@@ -1,4 +1,4 @@
-"""A2C in worked numbers."""
+"""A2C, compared with a worked example."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ from tests.losses import cases
 from tests.losses.streams import FIRST, MID
 
 
-def test_worked_arithmetic():
+def test_losses_match_a_worked_example():
   stream = {
     "values": np.array([1.0, 2.0, 3.0], np.float32),
     "log_prob": np.array([-0.5, -2.0], np.float32),

@@ -1,4 +1,4 @@
-"""Table of all losses and returns, for tests that every one must pass."""
+"""All losses and returns, for the tests that each of them must pass."""
 
 import dataclasses
 import functools
@@ -22,15 +22,15 @@ ACTOR_CRITIC = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-  """A function of a stream.
+  """A loss or a return, and what its tests need.
 
   Attributes:
-    function: function of `arguments` by position, and of a setting.
-    reference: function of a stream, the stream of its constants, and a setting.
-    arguments: names in `streams.random_stream`.
-    settings: keyword arguments, one dict for each setting.
-    learns: the one argument with a gradient, by part of the loss; empty for
-      returns.
+    function: function of `arguments` by position, and of keyword arguments.
+    reference: function of a stream, a stream of constants, and the keywords.
+    arguments: names of the arguments in `streams.random_stream`.
+    settings: dicts of keyword arguments, each of which is tested.
+    learns: name of the only argument with a gradient, by part of the loss;
+      empty for returns.
     tolerance: tolerance of float32 against the reference in float64.
   """
 
@@ -68,7 +68,7 @@ def ppo(
   clip_values=False,
   **setting,
 ):
-  """Computes the PPO loss of a stream as the docstring of `losses.ppo` does."""
+  """Computes the PPO loss of a stream as in the docstring of `losses.ppo`."""
   timesteps = step_type, reward, discount
   advantage = losses.gae(behaviour_values, *timesteps, lambda_=lambda_)
   return losses.ppo(
@@ -85,7 +85,7 @@ def ppo(
 
 
 def q_learning(*arguments, **setting):
-  """Computes Q-learning with the importance weight by position."""
+  """Computes the loss; its last argument is the importance weight."""
   *arguments, importance_weight = arguments
   return losses.q_learning(
     *arguments, importance_weight=importance_weight, **setting
@@ -190,10 +190,10 @@ def joined(one, other):
 
 @functools.cache
 def all_streams():
-  """Returns streams of one length by name, for one program."""
+  """Returns streams of equal length by name, so that one program runs."""
   resets = streams.random_stream(streams.THREE_RESETS, seed=9)
   first = resets["step_type"] == streams.FIRST
-  # dm_env has None there. A NaN spreads to all that depends on it.
+  # dm_env has None in FIRST steps. A NaN spreads to whatever depends on it.
   without_numbers = {
     k: np.where(first, np.float32(np.nan), resets[k])
     for k in ("reward", "discount")
@@ -201,7 +201,7 @@ def all_streams():
   by_name = {
     "resets": resets,
     "nan at FIRST": resets | without_numbers,
-    # One weight is above the threshold, but does not count as clipped.
+    # The first ratio is 1.0004. It counts as clipped only above 1.001.
     "rounding": streams.random_stream(10 * ["step"], seed=305),
   }
   for end in ("truncate", "terminate"):
@@ -220,7 +220,7 @@ def all_streams():
 
 @functools.cache
 def results(name):
-  """Returns, by stream, the results of all settings and a loss's Jacobians.
+  """Returns the results of all settings, and a loss's Jacobians, by stream.
 
   The Jacobian of a part is `[T, ...]`, d part_t / d argument_i.
   """

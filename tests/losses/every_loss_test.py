@@ -16,7 +16,7 @@ every_loss = pytest.mark.parametrize("name", cases.LOSSES)
 
 
 @every_case
-def test_result_is_that_of_the_papers_formula(name):
+def test_results_match_the_papers_formulas(name):
   case = cases.CASES[name]
   for stream, (actual, _) in cases.results(name).items():
     expected = case.expected(cases.all_streams()[stream])
@@ -98,7 +98,7 @@ def extreme(seed):
 
 @every_loss
 def test_extreme_numbers_have_finite_losses_and_gradients(name):
-  # An example is a ratio of e^300, which overflows float32.
+  # For example, a ratio of e^300 overflows float32.
   case = cases.CASES[name]
   batch = jax.tree.map(lambda *x: np.stack(x), *map(extreme, range(200)))
   learned = {k: batch.pop(k) for k in {*case.learns.values()}}
@@ -118,7 +118,7 @@ def test_extreme_numbers_have_finite_losses_and_gradients(name):
 
 
 def difference(case, stream, argument, i):
-  """Returns a finite difference of the reference, with constant targets."""
+  """Returns the finite difference of the reference, with constant targets."""
   results = []
   for step in (1e-5, -1e-5):
     moved = stream[argument].astype(np.float64)
@@ -216,7 +216,7 @@ def refusal(name, **wrong):
 
 
 def blamed(message):
-  """Returns the arguments that a message is about, by its names and numbers."""
+  """Returns the names of the arguments that an error message blames."""
   names = re.search(r"\[((?:\w+, )*\w+)[^]]*\]$", message)[1].split(", ")
   _, differ, shapes = message.partition("different shapes: ")
   if differ:
@@ -248,7 +248,7 @@ def test_wrong_length_is_refused(name):
     wrong = [array[:-1], array[:1]] if array.ndim else [np.ones(5, np.float32)]
     for each in wrong:
       message = refusal(name, **{argument: each})
-      # A wrong step_type makes all other lengths wrong instead.
+      # With a wrong step_type, the message blames other arguments.
       assert argument == "step_type" or blamed(message) == [argument]
 
 

@@ -1,4 +1,4 @@
-"""PPO: both kinds of clipping in worked numbers."""
+"""PPO's two kinds of clipping, compared with worked examples."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ def losses_and_gradients(arguments):
 
 
 def evaluate(**columns):
-  """Evaluates steps with ratio 1 and error 0, but for the given columns."""
+  """Evaluates steps with ratio 1 and error 0, except for the given columns."""
   steps = len(next(iter(columns.values())))
   arguments = dict.fromkeys(ARGUMENTS, np.zeros(steps))
   arguments |= {"weight": np.ones(steps)} | columns
@@ -65,8 +65,8 @@ def test_ratios_are_clipped_where_clipping_increases_the_loss():
 def test_a_value_is_clipped_if_it_moved_far_towards_its_target():
   values, target, square, expected_gradient = np.transpose(
     [
-      # V' = 1. A V further than 0.25 towards the target is clipped; a V that
-      # moved away from the target is not.
+      # V' = 1. V is clipped if it moved by more than 0.25 towards the target,
+      # but not if it moved away from the target.
       (1.5, 3.0, 1.75**2, 0.0),  # max((3 - 1.5)^2, (3 - 1.25)^2)
       (0.5, 3.0, 2.5**2, -2.5),  # max((3 - 0.5)^2, (3 - 0.75)^2)
       (0.5, -1.0, 1.75**2, 0.0),  # max((-1 - 0.5)^2, (-1 - 0.75)^2)

@@ -1,4 +1,4 @@
-"""Q-learning: each option in worked numbers."""
+"""Each option of Q-learning, compared with worked examples."""
 
 import functools
 
@@ -18,7 +18,7 @@ def q_learning(stream, **setting):
   return losses.q_learning(*(stream[name] for name in ARGUMENTS), **setting)
 
 
-def test_worked_arithmetic():
+def test_every_option_matches_a_worked_example():
   stream = {
     "q_values": np.array([[1.0, 0.0], [2.0, 5.0], [4.0, 3.0]], np.float32),
     "target_q_values": np.array([[0, 0], [6, 4], [8, 10]], np.float32),
@@ -59,7 +59,7 @@ def test_worked_arithmetic():
     np.testing.assert_array_equal(actual.weight, [1.0, 1.0])
 
 
-def test_worked_rescaling():
+def test_rescaling_matches_a_worked_example():
   # h(3) = sqrt(4) - 1 + 0.003 = 1.003 and h(8) = sqrt(9) - 1 + 0.008 = 2.008,
   # and h(-x) = -h(x). The 1.003 of Q' stands for a value of 3:
   # h(6.5 + 0.5 * 3) - 1 = 2.008 - 1.

@@ -1,4 +1,4 @@
-"""The mean over several cores."""
+"""Weighted means over one core and over several."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def test_mean_share_without_weights_is_0():
 
 
 def test_weights_of_another_shape_are_refused():
-  # They would broadcast.
+  # The two shapes would broadcast.
   with pytest.raises(
     AssertionError, match=r"\(3, 1\), \(3,\).*values, weights"
   ):

@@ -1,8 +1,8 @@
 """The papers' formulas in NumPy, for one episode at a time.
 
 A loss takes two streams. It reads the arguments that have a gradient from the
-first, and constants from the second. The streams differ only for finite
-differences.
+first, and constants from the second. The streams differ only when finite
+differences are computed.
 """
 
 import numpy as np
@@ -32,8 +32,8 @@ def per_episode(of_one, stream, at_reset):
   return result
 
 
-def estimates(stream, values=None):
-  """Returns the arrays from which returns are computed."""
+def return_inputs(stream, values=None):
+  """Returns the arrays of a stream from which returns are computed."""
   names = "values", "reward", "discount", "step_type"
   stream = {name: stream[name] for name in names}
   return stream if values is None else stream | {"values": values}
@@ -41,7 +41,7 @@ def estimates(stream, values=None):
 
 def weights(stream):
   return per_episode(
-    lambda *_: 1.0, estimates(stream), stream["values"][:-1] * 0
+    lambda *_: 1.0, return_inputs(stream), stream["values"][:-1] * 0
   )
 
 
@@ -62,8 +62,8 @@ def lambda_return(s, v, r, d, lambda_):
   longest = len(v) - 1 - s
   total = lambda_ ** (longest - 1) * n_step_return(s, v, r, d, longest)
   for n in range(1, longest):
-    share = (1 - lambda_) * lambda_ ** (n - 1)
-    total += share * n_step_return(s, v, r, d, n)
+    weight = (1 - lambda_) * lambda_ ** (n - 1)
+    total += weight * n_step_return(s, v, r, d, n)
   return total
 
 
@@ -78,14 +78,16 @@ def advantage_estimate(s, v, r, d, lambda_):
 
 def n_step_returns(stream, _, n):
   return per_episode(
-    lambda *x: n_step_return(*x, n), estimates(stream), stream["values"][:-1]
+    lambda *x: n_step_return(*x, n),
+    return_inputs(stream),
+    stream["values"][:-1],
   )
 
 
 def lambda_returns(stream, _, lambda_=1.0):
   return per_episode(
     lambda *x: lambda_return(*x, lambda_),
-    estimates(stream),
+    return_inputs(stream),
     stream["values"][:-1],
   )
 
@@ -93,7 +95,7 @@ def lambda_returns(stream, _, lambda_=1.0):
 def gae(stream, _, lambda_=0.95):
   return per_episode(
     lambda *x: advantage_estimate(*x, lambda_),
-    estimates(stream),
+    return_inputs(stream),
     np.zeros(len(stream["values"]) - 1),
   )
 
@@ -164,7 +166,7 @@ def vtrace(
     return total
 
   def advantage(s, v, r, d, log_ratio):
-    # The paper has no lambda here; this is its lambda-return.
+    # The paper has no lambda here; this mixes the target and V by lambda.
     after = lambda_ * target(s + 1, v, r, d, log_ratio)
     after += (1 - lambda_) * v[s + 1]
     rho = min(clip_pg_rho_threshold, np.exp(log_ratio[s]))
@@ -222,12 +224,12 @@ def ppo(stream, constant, lambda_=0.95, clip_epsilon=0.2, clip_values=False):
 
 
 def rescaled(x):
-  """h of Pohlen et al. 2018, section 3.1."""
+  """Computes h of Pohlen et al. 2018, section 3.1."""
   return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
 
 
 def unrescaled(x):
-  """The inverse of h, proposition A.2 of Pohlen et al. 2018."""
+  """Computes the inverse of h, proposition A.2 of Pohlen et al. 2018."""
   root = np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3))
   return np.sign(x) * (((root - 1) / 2e-3) ** 2 - 1)
 
@@ -235,10 +237,10 @@ def unrescaled(x):
 def q_learning(
   stream, constant, n=1, double=True, huber_delta=None, rescale=False
 ):
-  def same(x):
+  def identity(x):
     return x
 
-  h, inverse = (rescaled, unrescaled) if rescale else (same, same)
+  h, inverse = (rescaled, unrescaled) if rescale else (identity, identity)
   values = []
   for q, target_q in zip(
     constant["q_values"], constant["target_q_values"], strict=True
@@ -248,7 +250,7 @@ def q_learning(
   steps = range(len(values) - 1)
   targets = per_episode(
     lambda *x: h(n_step_return(*x, n)),
-    estimates(constant, np.array(values)),
+    return_inputs(constant, np.array(values)),
     np.zeros(len(steps)),
   )
   weight = weights(constant)

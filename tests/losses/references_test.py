@@ -11,7 +11,7 @@ ON_POLICY = STREAM | {"behaviour_log_prob": STREAM["log_prob"]}
 
 
 @pytest.mark.parametrize(("lambda_", "n"), [(1.0, 9), (0.0, 1)])
-def test_lambda_1_is_the_longest_return_and_0_the_shortest(lambda_, n):
+def test_lambda_1_gives_the_longest_return_and_0_the_shortest(lambda_, n):
   expected = references.n_step_returns(STREAM, None, n)
   actual = references.lambda_returns(STREAM, None, lambda_)
   np.testing.assert_allclose(actual, expected, rtol=1e-12)
@@ -42,7 +42,7 @@ def test_vtrace_on_policy_is_a2c(lambda_):
   chex.assert_trees_all_close(one[:4], two[:4], rtol=1e-9, atol=1e-9)
 
 
-def test_the_inverse_of_h():
+def test_unrescaled_is_the_inverse_of_rescaled():
   x = np.linspace(-300.0, 300.0, 61)
   np.testing.assert_allclose(
     references.unrescaled(references.rescaled(x)), x, rtol=1e-9, atol=1e-9

@@ -1,4 +1,4 @@
-"""Returns and advantages in worked numbers."""
+"""Returns and advantages, compared with worked examples."""
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ STREAM = {
 }
 
 
-def test_worked_n_step_returns():
+def test_n_step_returns_match_worked_examples():
   for n, expected in (
     # 1 + 0.5 * 2, 2 + 0.5 * 4, 3 + 0.5 * 8
     (1, [2.0, 4.0, 7.0]),
@@ -31,7 +31,7 @@ def test_worked_n_step_returns():
     np.testing.assert_array_equal(n_step_returns(STREAM, n=n), expected)
 
 
-def test_worked_lambda_returns_and_advantages():
+def test_lambda_returns_and_advantages_match_worked_examples():
   # G_2 = 3 + 0.5 * 8                       = 7
   # G_1 = 2 + 0.5 (0.5 * 4 + 0.5 * 7)       = 4.75
   # G_0 = 1 + 0.5 (0.5 * 2 + 0.5 * 4.75)    = 2.6875
@@ -43,7 +43,7 @@ def test_worked_lambda_returns_and_advantages():
   np.testing.assert_array_equal(actual, [1.6875, 2.75, 3.0])
 
 
-def test_worked_returns_end_with_their_episode():
+def test_returns_end_with_their_episode():
   # The episode ends at step 2, with value 4, by truncation or by termination:
   # 1 + 0.5 (1 + d * 4) is 2.5 or 1.5. A larger n gives the same.
   for discount, expected in ((0.5, 2.5), (0.0, 1.5)):

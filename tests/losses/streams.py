@@ -10,7 +10,8 @@ ACTIONS, ATOMS = 3, 5
 # Arguments with an entry for each transition, not for each time step.
 PER_TRANSITION = {"log_prob", "behaviour_log_prob", "entropy", "action"}
 
-# Three resets: after an episode of 2 steps, after a termination, near the end.
+# Three resets: after an episode of 2 steps, after a termination, and near the
+# end of the stream.
 THREE_RESETS = (
   "step",
   "truncate",
@@ -84,13 +85,13 @@ def resets(stream):
 
 
 def spans(stream):
-  """Returns the first time step of each episode, and the one after its last."""
+  """Returns each episode's first time step, and the step after its last one."""
   ends = [0, *(resets(stream) + 1), len(stream["step_type"])]
   return itertools.pairwise(ends)
 
 
 def cut(stream, start, stop):
-  """Returns the time steps from `start` until before `stop`."""
+  """Returns the time steps from `start` to the one before `stop`."""
   return {
     k: v[start : stop - (k in PER_TRANSITION)] if np.ndim(v) else v
     for k, v in stream.items()

@@ -32,7 +32,7 @@ def test_a_stream_that_begins_with_an_episode_has_no_reset_there():
   np.testing.assert_array_equal(steps.weight, [1.0, 1.0])
 
 
-def test_transitions_are_constant_to_the_gradient_of_values():
+def test_transitions_have_no_gradient_with_respect_to_values():
   def total(values):
     steps = losses.transitions(
       np.array([MID, LAST, FIRST]), np.ones(3), np.ones(3), values
@@ -43,7 +43,7 @@ def test_transitions_are_constant_to_the_gradient_of_values():
   np.testing.assert_array_equal(gradient, np.zeros(3))
 
 
-# Tests of the streams on which the other tests depend.
+# The random streams that other tests use
 
 
 def test_random_streams_consist_of_whole_episodes():
@@ -63,7 +63,7 @@ def test_random_streams_consist_of_whole_episodes():
   assert ends > 100
 
 
-def test_three_resets_have_every_kind_of_end():
+def test_the_stream_of_three_resets_has_every_kind_of_end():
   stream = streams.random_stream(streams.THREE_RESETS, 0)
   spans = [(0, 2), (2, 5), (5, 7), (7, 10)]
   assert list(streams.spans(stream)) == spans

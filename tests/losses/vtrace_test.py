@@ -1,4 +1,4 @@
-"""V-trace in worked numbers."""
+"""V-trace, compared with worked examples."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from tests.losses.streams import FIRST, LAST, MID
 vtrace = jax.jit(cases.CASES["vtrace"])
 
 
-def test_worked_arithmetic():
+def test_losses_match_a_worked_example():
   # rho = 0.5 / 0.25 = 2 and 0.8 / 1 = 0.8; rho_bar = 1.5, rho_pg = 1.25.
   # delta_1 = 0.8 (2 + 0.5 * 3 - 2)                 = 1.2
   # vs_1    = 2 + 1.2                               = 3.2
