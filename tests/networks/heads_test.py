@@ -1,4 +1,4 @@
-"""Heads, with numbers that are computed by hand."""
+"""Heads, compared with numbers computed by hand."""
 
 import jax
 import numpy as np

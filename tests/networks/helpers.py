@@ -9,8 +9,8 @@ def random_params(module, *inputs):
   shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)
   rng = np.random.default_rng(0)
 
-  def values(shape):
-    scale = np.prod(shape.shape[:-1]) ** -0.5 if len(shape.shape) > 1 else 0.1
-    return (scale * rng.normal(size=shape.shape)).astype(shape.dtype)
+  def values(leaf):
+    scale = np.prod(leaf.shape[:-1]) ** -0.5 if len(leaf.shape) > 1 else 0.1
+    return (scale * rng.normal(size=leaf.shape)).astype(leaf.dtype)
 
   return jax.tree.map(values, shapes)

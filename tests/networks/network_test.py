@@ -251,13 +251,13 @@ def test_the_action_before_an_episode_is_ignored(action, other):
   before, _ = apply(params, inputs, core_state)
   for t in (0, 3):
     after, _ = apply(params, nudged(inputs, t, action=other), core_state)
-    # On step 3, environments 0 and 2 are in the middle of an episode.
+    # At step 3, environments 0 and 2 are in the middle of an episode.
     expected = np.zeros((LENGTH, BATCH), bool)
     expected[t:, [0, 2]] = t == 3
     np.testing.assert_array_equal(changed(before, after), expected)
 
 
-def test_rewards_are_clipped():
+def test_rewards_in_the_inputs_are_clipped_to_1():
   apply, params, inputs, core_state = make(lstm_size=8)
 
   def output(reward):
@@ -320,7 +320,7 @@ def test_a_tower_affects_either_the_policy_or_the_value(lstm_size):
 
 
 class Critic(nn.Module):
-  """Q of continuous actions."""
+  """Q-values of continuous actions."""
 
   @nn.compact
   def __call__(self, features, action):
@@ -351,7 +351,7 @@ def test_an_action_affects_the_head_only_at_its_own_step(at):
 
 
 class Wrong(nn.Module):
-  """A core that returns features of a wrong shape, or a state's wrong dtype."""
+  """A core that returns features of a wrong shape, or a wrongly typed state."""
 
   features: int = 0
   state: str = "float32"
