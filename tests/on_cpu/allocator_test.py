@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Prints the resident MiB that remain when 256 are allocated and freed.
+# Prints the resident MiB that remain after 256 MiB are allocated and freed.
 _PROGRAM = """\
 import pathlib, sys
 from seedx.on_cpu import allocator

@@ -16,8 +16,9 @@ def loss(params, part):
   return jnp.sum(values), {"values": values, "input": part["steps"]}
 
 
-# 3 x 2,000 steps have blocks of 3 x 1,000, and 4 x 3,584 have 4 x 896. 8,191 is
-# a prime number, and 10 x 5 fit into one block.
+# 2,000 entries of 3 steps are cut into 2 blocks of 1,000 entries; 3,584 of 4
+# steps into 4 blocks of 896; the prime number 8,191 is not cut, nor is a batch
+# that fits into one block.
 SIZES = [(2000, 3, 2), (3584, 4, 4), (8191, 1, 1), (10, 5, 1)]
 
 

@@ -1,4 +1,4 @@
-"""Matrix products on CPU, compared with the plain convolution."""
+"""Convolutions by matrix products on CPU, compared with XLA's convolution."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def convolve(images, kernel, stride):
   ("kernel", "stride", "height", "width"),
   [(8, 4, 36, 40), (4, 2, 9, 13), (3, 2, 11, 8)],
 )
-def test_products_equal_the_convolution(kernel, stride, height, width):
+def test_products_equal_the_convolution_of_xla(kernel, stride, height, width):
   rng = np.random.default_rng(0)
   images = rng.normal(size=(2, height, width, 3)).astype(np.float32)
   weights = rng.normal(size=(kernel, kernel, 3, 4)).astype(np.float32)
@@ -53,7 +53,7 @@ def test_products_equal_the_convolution(kernel, stride, height, width):
 
 
 @pytest.mark.parametrize(
-  ("kernel", "dtype"),  # The first uses patches, the second blocks.
+  ("kernel", "dtype"),  # Size 3 uses patches, size 4 blocks.
   [(3, "float32"), (4, "bfloat16")],
 )
 def test_conv_is_the_same_on_cpus_and_accelerators(kernel, dtype, monkeypatch):
@@ -99,10 +99,10 @@ def test_cpus_use_products_and_accelerators_the_convolution():
     conv = networks.Conv(4, kernel, stride=2)
     params = helpers.random_params(conv, images)
     traced = jax.jit(conv.apply).trace(params, images)
-    for platform, convolutions_expected in (("cpu", False), ("cuda", True)):
+    for platform, has_convolution in (("cpu", False), ("cuda", True)):
       text = traced.lower(lowering_platforms=(platform,)).as_text()
-      assert ("stablehlo.convolution" in text) == convolutions_expected
-      assert ("stablehlo.dot_general" in text) != convolutions_expected
+      assert ("stablehlo.convolution" in text) == has_convolution
+      assert ("stablehlo.dot_general" in text) != has_convolution
 
 
 def test_blocks_are_not_copied_for_each_patch():

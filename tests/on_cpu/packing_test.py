@@ -1,4 +1,4 @@
-"""Packed nests, which are unpacked without a change of any bit."""
+"""Packing of nests, which changes no bit."""
 
 import math
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Step(NamedTuple):
 
 
 def steps(*rows):
-  """Returns random bits of dtypes that are packed, and of others."""
+  """Returns a nest of random bits; only some of its leaves are packed."""
   rng = np.random.default_rng(0)
 
   def array(dtype, *shape):
@@ -63,7 +63,7 @@ def test_leaves_with_different_rows_are_refused():
     packing.pack(nest, 1)
 
 
-def test_an_operation_on_packed_rows_is_one_on_the_nests_rows():
+def test_indexing_packed_rows_indexes_the_rows_of_the_nest():
   def part(x):
     return x[np.array([2, 0]), 1]
 

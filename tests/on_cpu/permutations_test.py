@@ -1,4 +1,4 @@
-"""Random permutations: each number occurs once, all places equally often."""
+"""Random permutations: each number occurs once, in any place equally often."""
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ def test_every_place_is_equally_likely(size):
   drawn = np.asarray(permute(keys))
   ordered = np.broadcast_to(np.arange(size), drawn.shape)
   np.testing.assert_array_equal(np.sort(drawn), ordered)
-  # Small, middle and last numbers are equally often in each 16th of the places.
+  # First, middle and last numbers are equally often in each 16th of the places.
   for number in (0, 1, size // 2, size - 1):
     places = np.argmax(drawn == number, axis=1) * 16 // size
     counts = np.bincount(places, minlength=16)

@@ -1,4 +1,4 @@
-"""Random keys whose bits are computed as one kernel."""
+"""Random keys whose bits are computed by one kernel."""
 
 import chex
 import jax
