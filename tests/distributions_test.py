@@ -85,7 +85,7 @@ MASKS = np.array(
 
 
 def masked_case():
-  """Returns logits, the largest of which are illegal, and masks."""
+  """Returns logits, whose largest belong to illegal actions, and masks."""
   logits = np.random.default_rng(1).normal(size=MASKS.shape) * 3
   logits[MASKS == 0] += 40 * np.arange((MASKS == 0).sum()) - 100
   return logits.astype(np.float32), MASKS.astype(bool)
@@ -144,7 +144,7 @@ def test_only_legal_actions_keep_their_value():
   result = np.asarray(jax.jit(distributions.only_legal)(values, mask))
   assert (result.shape, result.dtype) == (values.shape, values.dtype)
   np.testing.assert_array_equal(result[mask != 0], [-200.0, 3.0, 3.0])
-  # They are below any Q-value of a legal action.
+  # Illegal actions are below any Q-value of a legal one.
   assert np.all(result[mask == 0] < -1e6)
   assert distributions.only_legal(values, None) is values
 
@@ -184,9 +184,11 @@ def test_several_choices_are_independent():
   for i, (n, p) in enumerate(zip(CHOICES, probabilities, strict=True)):
     np.testing.assert_allclose(np.eye(n)[samples[..., i]].mean(0), p, atol=0.04)
   # The first and the last choice are independent.
-  row = np.histogram2d(*samples[:, 0, 0, [0, 3]].T, bins=(range(5), range(8)))
+  histogram = np.histogram2d(
+    *samples[:, 0, 0, [0, 3]].T, bins=(range(5), range(8))
+  )
   joint = np.outer(probabilities[0][0, 0], probabilities[3][0, 0])
-  np.testing.assert_allclose(row[0] / 3000, joint, atol=0.03)
+  np.testing.assert_allclose(histogram[0] / 3000, joint, atol=0.03)
 
 
 def test_entropy_gradients_of_several_choices_match_scipy():
@@ -250,7 +252,7 @@ def test_half_precision_parameters_are_computed_in_float32():
 def test_gaussian_matches_scipy_and_its_samples_are_not_clipped():
   rng = np.random.default_rng(0)
   mean, log_scale = rng.normal(size=(2, 6, 2)).astype(np.float32)
-  # Parameters of 0 give the middle, and a scale half way to a bound.
+  # Parameters of 0 give the middle, and a scale of half the way to a bound.
   mean[0] = log_scale[0] = 0.0
   mean[1], log_scale[1] = (1, -1), (0.5, 0)
   # Extreme scales stay finite.
@@ -270,7 +272,7 @@ def test_gaussian_matches_scipy_and_its_samples_are_not_clipped():
   assert np.isfinite(log_prob).all()
   for chosen, actual, tolerance in (
     (actions, log_prob, {"rtol": 1e-4}),
-    # Samples of a small scale are differences of large numbers.
+    # If the scale is small, the difference of sample and mean is inexact.
     (samples, log_prob_of_samples, {"rtol": 1e-3, "atol": 1e-4}),
   ):
     rows = [0, 1, 4, 5]
