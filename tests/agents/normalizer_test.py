@@ -31,7 +31,7 @@ def observations(seed, rows=(5, 8)):
 
 
 def programs(spec):
-  """Jitted `measure` and `normalize` for a spec."""
+  """Returns the jitted `measure` and `normalize` for a spec."""
   return (
     jax.jit(lambda *x: normalizer.measure(x[0], spec, *x[1:], None)),
     jax.jit(lambda statistics, x: normalizer.normalize(statistics, spec, x)),

@@ -44,7 +44,7 @@ def drawn(scale):
 
 @pytest.mark.parametrize("kind", ["adam", "rmsprop"])
 def test_groups_learn_as_if_each_had_its_own_optimizer(kind):
-  """Each group is clipped by its own norm, and its own rate is scheduled."""
+  """Each group is clipped by its own norm, and has its own scheduled rate."""
   config = dataclasses.replace(CONFIG, optimizer=kind)
   # With one norm for both groups, clipping would leave little of the critic's
   # gradient.

@@ -64,7 +64,7 @@ def jitted(method, kind="vector", **fields):
 
 @functools.cache
 def state_of(kind="vector", **fields):
-  """A state whose policy is far from uniform."""
+  """Returns a state whose policy is far from uniform."""
   config = config_of(kind, **fields)
   return dqn_test.random_state(agent_of(kind, **fields), config)
 
@@ -278,7 +278,7 @@ def test_the_learning_rate_reaches_its_end_when_the_run_ends():
   assert max(steps[3:]) < 1e-6
 
 
-def test_start_counts_the_optimizer_steps_of_its_updates():
+def test_start_counts_the_optimizer_steps_of_the_given_updates():
   state = agent_of(**SEVERAL).start(state_of().params, 7)
   assert state.updates == 7
   assert state.optimizer_state[-1].count == 7 * 8

@@ -198,7 +198,7 @@ def test_noise_differs_between_streams_but_not_between_steps():
 
 
 def acted(core_state, first, seed):
-  """Returns the output and the core state of a step; all rows look the same."""
+  """Returns the output and the core state of a step with equal observations."""
   acting = agent_of(**NOISY).acting(state_of(**NOISY))
   inputs = acting_step.zero_inputs(SPEC, ROWS)
   inputs.timestep.step_type[:] = 0 if first else 1
@@ -219,7 +219,7 @@ def test_noise_lasts_for_an_episode_and_differs_in_the_next():
   output, core_state = acted(start(), first=True, seed=0)
   one = q_values(output)
   assert len(np.unique(one, axis=0)) == ROWS
-  # Epsilon is 0.
+  # Epsilon is 0, so actions are greedy.
   np.testing.assert_array_equal(output.action, one.argmax(axis=-1))
   output, core_state = acted(core_state, first=False, seed=1)
   np.testing.assert_array_equal(one, q_values(output))

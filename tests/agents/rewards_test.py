@@ -143,8 +143,8 @@ def test_the_deviation_is_over_this_and_all_previous_batches():
 
 
 @pytest.mark.slow
-def test_observations_are_normalized_beside_rewards():
-  """Statistics of observations are those without normalized rewards."""
+def test_observations_are_normalized_together_with_rewards():
+  """Normalizing rewards does not change the statistics of observations."""
   observed = {"normalize_observations": True}
   both = made("ppo", **observed)[1]
   alone = made("ppo", **observed, normalize_rewards=False)[1]
