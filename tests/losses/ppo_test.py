@@ -65,8 +65,8 @@ def test_ratios_are_clipped_where_clipping_increases_the_loss():
 def test_a_value_is_clipped_if_it_moved_far_towards_its_target():
   values, target, square, expected_gradient = np.transpose(
     [
-      # V' = 1. V is clipped if it moved by more than 0.25 towards the target,
-      # but not if it moved away from the target.
+      # V' = 1 before the update. V is clipped if it moved by more than 0.25
+      # towards the target, but not if it moved away from the target.
       (1.5, 3.0, 1.75**2, 0.0),  # max((3 - 1.5)^2, (3 - 1.25)^2)
       (0.5, 3.0, 2.5**2, -2.5),  # max((3 - 0.5)^2, (3 - 0.75)^2)
       (0.5, -1.0, 1.75**2, 0.0),  # max((-1 - 0.5)^2, (-1 - 0.75)^2)

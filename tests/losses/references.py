@@ -49,7 +49,7 @@ def weights(stream):
 
 
 def n_step_return(s, v, r, d, n):
-  """Sutton and Barto 2018, equation 7.1, with discounts that vary."""
+  """Computes equation 7.1 of Sutton and Barto 2018, with varying discounts."""
   n = min(n, len(v) - 1 - s)
   total = np.prod(d[s + 1 : s + n + 1]) * v[s + n]
   for k in range(1, n + 1):
@@ -58,7 +58,7 @@ def n_step_return(s, v, r, d, n):
 
 
 def lambda_return(s, v, r, d, lambda_):
-  """Sutton and Barto 2018, equation 12.3."""
+  """Computes equation 12.3 of Sutton and Barto 2018."""
   longest = len(v) - 1 - s
   total = lambda_ ** (longest - 1) * n_step_return(s, v, r, d, longest)
   for n in range(1, longest):
@@ -68,7 +68,7 @@ def lambda_return(s, v, r, d, lambda_):
 
 
 def advantage_estimate(s, v, r, d, lambda_):
-  """Schulman et al. 2015, equation 16."""
+  """Computes equation 16 of Schulman et al. 2015."""
   total = 0.0
   for t in range(s, len(v) - 1):
     delta = r[t + 1] + d[t + 1] * v[t + 1] - v[t]
@@ -131,7 +131,7 @@ def ratios(constant):
 
 
 def approx_kl(constant):
-  """The third estimator of Schulman 2020, joschu.net/blog/kl-approx.html."""
+  """Computes estimator 3 of Schulman 2020, joschu.net/blog/kl-approx.html."""
   return ratios(constant) - 1 - np.log(ratios(constant))
 
 
@@ -148,7 +148,7 @@ def vtrace(
   clip_rho_threshold=1.0,
   clip_pg_rho_threshold=1.0,
 ):
-  """Equation (1) of Espeholt et al. 2018, term by term.
+  """Computes equation 1 of Espeholt et al. 2018, term by term.
 
   v_s = V(x_s) + sum_{t=s}^{s+n-1} gamma^{t-s} (prod_{i=s}^{t-1} c_i)
         rho_t (r_t + gamma V(x_{t+1}) - V(x_t))
@@ -187,7 +187,7 @@ def vtrace(
 
 
 def ppo(stream, constant, lambda_=0.95, clip_epsilon=0.2, clip_values=False):
-  """Equation 7 of Schulman et al. 2017, case by case.
+  """Computes equation 7 of Schulman et al. 2017, case by case.
 
   Advantages and targets are computed from the values before the update.
   """
@@ -270,7 +270,7 @@ def q_learning(
 
 
 def categorical_q_learning(stream, constant, atoms=None, n=1, double=True):
-  """Bellemare et al. 2017, algorithm 1, for one episode at a time."""
+  """Computes algorithm 1 of Bellemare et al. 2017, episode by episode."""
   atoms = np.linspace(-20, 20, streams.ATOMS) if atoms is None else atoms
   loss = np.zeros(len(constant["action"]))
   weight = weights(constant)

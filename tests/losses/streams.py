@@ -27,7 +27,7 @@ THREE_RESETS = (
 
 
 def random_events(seed):
-  """Returns as many events as `THREE_RESETS` has."""
+  """Returns random events, as many as `THREE_RESETS` has."""
   rng = np.random.default_rng(seed)
   ends = rng.choice(["terminate", "truncate"], len(THREE_RESETS))
   return np.where(rng.random(len(ends)) < 0.6, "step", ends).tolist()
