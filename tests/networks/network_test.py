@@ -351,7 +351,7 @@ def test_an_action_affects_the_head_only_at_its_own_step(at):
 
 
 class Wrong(nn.Module):
-  """A core that returns features of a wrong shape, or a wrongly typed state."""
+  """A core with features of a wrong shape, or a state of a wrong dtype."""
 
   features: int = 0
   state: str = "float32"
