@@ -1,4 +1,4 @@
-"""Training and loading without a command line, and `seedx` with one."""
+"""`app.train` and `app.load` in Python, and the program `seedx`."""
 
 import dataclasses
 import importlib
@@ -48,15 +48,15 @@ def config_of(pipeline, name, **fields):
   )
 
 
-# The agent that the experiment a2c has with the options `SMALL`: tests of both
-# use the same compiled programs.
+# The agent of the experiment `a2c` with the options `SMALL`. Tests of both use
+# the same compiled programs.
 A2C = dataclasses.replace(
   a2c_experiment.EXPERIMENT.config.agent, hidden_sizes=(8,)
 )
 
 
 def small(total_steps=100, agent=A2C, **fields):
-  """Returns a short run of the pipeline `sync`."""
+  """Returns the config of a short run of the pipeline `sync`."""
   return sync.Config(
     total_steps=total_steps,
     agent=agent,
@@ -71,7 +71,7 @@ def steps_of(run_dir):
 
 
 def play(policy, seed):
-  """Returns the return of an episode, played in a loop around `policy.act`."""
+  """Plays an episode with `policy.act`; returns its return."""
   act = jax.jit(policy.act)
   environment = envs.make(policy.env, 1, seed=seed)
   environment.reset()
@@ -86,7 +86,7 @@ def play(policy, seed):
 
 
 def documented_metrics():
-  """Returns the names in the table of metrics."""
+  """Returns the names in the table of docs/metrics.md."""
   text = (programs.ROOT / "docs/metrics.md").read_text()
   (table,) = re.findall(r"^\| metric \|.*?\n\n", text, re.DOTALL | re.MULTILINE)
   first_cells = [row.split("|")[1] for row in table.strip().splitlines()]
@@ -97,7 +97,7 @@ def documented_metrics():
   ("pipeline", "name"),
   [
     ("sync", "a2c"),
-    # Their checkpoints have the policy in different places.
+    # Checkpoints of these pipelines have the policy in different places.
     *(
       pytest.param(*cell, marks=pytest.mark.slow)
       for cell in (("seed", "vtrace"), ("a3c", "a2c"), ("gorila", "dqn"))
@@ -147,7 +147,7 @@ def test_any_pipeline_trains_is_loaded_and_resumes(
 
 
 @pytest.mark.slow
-def test_a_loaded_policy_acts_as_it_is_evaluated(tmp_path):
+def test_a_loaded_policy_has_the_same_returns_as_in_the_evaluator(tmp_path):
   agent = vtrace.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8)
   config = small(agent=agent, seed=3)
   app.train(config, run_dir=str(tmp_path), quiet=True)
@@ -161,7 +161,7 @@ def test_a_loaded_policy_acts_as_it_is_evaluated(tmp_path):
     assert play(policy, seed) == expected
 
 
-def test_the_default_directory_has_the_pipeline_and_the_agent(
+def test_the_default_directory_is_named_after_the_pipeline_and_the_agent(
   tmp_path, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
@@ -185,7 +185,7 @@ def test_progress_and_evaluations_are_shown_on_request(tmp_path, capfd):
   assert json.loads(lines[-1])["env_steps"] == run.metrics["env_steps"]
 
 
-def test_load_takes_the_checkpoint_that_is_named(tmp_path):
+def test_load_restores_the_requested_checkpoint(tmp_path):
   config = small()
   app.train(config, run_dir=str(tmp_path), quiet=True)
   longer = running.replaced(config, total_steps=200)
@@ -223,7 +223,7 @@ class Mine(a2c.Config):
   """An agent that does not come with seedx.
 
   Attributes:
-    patience: a setting of its own.
+    patience: a setting that no agent of seedx has.
   """
 
   patience: int = 1
@@ -334,7 +334,7 @@ def handlers():
 
 
 @pytest.mark.parametrize(
-  ("number", "ends"),
+  ("number", "exception"),
   [
     (signal.SIGINT, None),
     (signal.SIGINT, KeyboardInterrupt),
@@ -342,9 +342,9 @@ def handlers():
   ],
 )
 def test_a_signal_ends_a_run_early_and_its_handler_is_restored(
-  number, ends, tmp_path, capfd
+  number, exception, tmp_path, capfd
 ):
-  """The signal also ends a script, unless the script asks for the run."""
+  """The script itself ends, too, unless it sets `return_interrupted`."""
   before, sink = handlers(), running.Lines()
 
   def interrupt():
@@ -364,16 +364,16 @@ def test_a_signal_ends_a_run_early_and_its_handler_is_restored(
       run_dir=str(tmp_path),
       quiet=True,
       sinks=[sink],
-      return_interrupted=ends is None,
+      return_interrupted=exception is None,
     )
 
-  if ends is None:
+  if exception is None:
     run = train()
     assert run.interrupted and run.metrics["env_steps"] < 10**9
   else:
-    with pytest.raises(ends) as caught:
+    with pytest.raises(exception) as caught:
       train()
-    if ends is SystemExit:
+    if exception is SystemExit:
       assert caught.value.code == 143
   thread.join()
   assert handlers() == before
@@ -425,11 +425,11 @@ def test_seedx_trains_evaluates_plots_and_exports(tmp_path, monkeypatch, capfd):
   policy = tmp_path / "policy"
   assert seedx(monkeypatch, "export", run_dir, "--output", policy) == 0
   assert json.loads((tmp_path / "policy.json").read_text())["env_steps"] >= 100
-  # The module's name does not matter.
+  # `python -m experiments.a2c` resumes a run of `seedx train a2c`.
   words = ["--resume", str(run_dir), "--total-steps", "200"]
   assert programs.main(a2c_experiment, words) == 0
   assert steps_of(run_dir)[-1] >= 200
-  # A script's run and an experiment's cannot resume each other.
+  # An experiment does not resume a script's run, nor a script an experiment's.
   script = str(tmp_path / "script")
   app.train(small(), run_dir=script, quiet=True)
   error = programs.refused(a2c_experiment, ["--resume", script], capfd)
@@ -524,16 +524,18 @@ def python(folder, *words):
     *(
       pytest.param(*case, marks=pytest.mark.long)
       for case in (
-        # Neither of these comes with seedx.
+        # They have names of seedx's experiments, but do not come with seedx.
         ("a2c.py", ["a2c.py"], "a2c:EXPERIMENT"),
         ("experiments/a2c.py", ["-m", "experiments.a2c"], "experiments.a2c:"),
       )
     ),
   ],
 )
-def test_a_custom_experiment_is_loaded_again(path, words, name, tmp_path):
+def test_a_run_of_a_custom_experiment_is_evaluated_and_resumed(
+  path, words, name, tmp_path
+):
   (tmp_path / path).parent.mkdir(exist_ok=True)
-  # Without it, the package `experiments` of this repository is imported.
+  # Without this file, the repository's package `experiments` is imported.
   (tmp_path / path).with_name("__init__.py").touch()
   (tmp_path / path).write_text(CUSTOM)
   done = python(tmp_path, *words, "--run-dir", "run")
@@ -579,7 +581,9 @@ def test_a_name_without_an_experiment_is_refused(name):
     (["python"], False),
   ],
 )
-def test_a_program_of_the_package_leaves_at_once(words, expected, monkeypatch):
+def test_signals_end_only_programs_of_the_package_at_once(
+  words, expected, monkeypatch
+):
   calls = []
   monkeypatch.setattr(sys, "orig_argv", words)
   monkeypatch.setattr(sys, "argv", words[2:])

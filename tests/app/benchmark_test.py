@@ -25,7 +25,7 @@ SIZES = work.Sizes(
   message_steps=100,
   elsewhere=("environments",),
 )
-# 10 us of CPU per env step, of which 2 are in other processes.
+# 10 us of CPU time per env step; environments (2 us) are in other processes.
 WORK = work.OwnWork(SIZES, 400e3, 2e-6, 3e-6, 5e-6)
 SMALL = "--hidden-sizes 8 --unroll-length 4"
 SEED = f"seed_vtrace --num-actors 2 --envs-per-actor 8 {SMALL}"
@@ -54,7 +54,7 @@ def test_a_runs_cpu_time_is_divided_into_work_and_overhead():
     ("run over bound", ""): pytest.approx(0.25),
     ("run over environments alone", ""): pytest.approx(0.125),
     ("idle share of the cores", ""): pytest.approx(0.25),
-    # 20 us, of which 8 are acting and learning.
+    # 1 core at 50e3 env steps/s is 20 us; acting and learning take 8 of them.
     ("learner beside work", "CPU us/env step"): pytest.approx(12),
     ("other processes beside work", "CPU us/env step"): pytest.approx(8),
     ("learner beside work", "CPU ms/message"): pytest.approx(1.2),
@@ -125,7 +125,7 @@ def test_an_experiments_options_may_set_the_environment():
 
 
 class Running:
-  """A run with given lines."""
+  """A run with given lines of metrics."""
 
   pid = 7
 
@@ -176,7 +176,7 @@ def test_cpu_seconds_include_all_descendants_of_a_process():
   assert runs.cpu_seconds_of(process.pid) == {}
 
 
-def test_a_list_of_numbers_stays_with_its_experiment():
+def test_commas_before_numbers_do_not_separate_experiments():
   asked = "impala", "ppo --learner-devices 0", "1", "3 --num-envs 6", "a2c"
   assert trials.experiments_of(asked) == (
     "impala",

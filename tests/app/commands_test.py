@@ -1,4 +1,4 @@
-"""SECURITY.md's table of commands, compared with their effects."""
+"""The table in SECURITY.md, compared with the effects of its commands."""
 
 import json
 import os
@@ -10,8 +10,8 @@ import pytest
 
 from tests import programs
 
-# A command, a pattern of the files that it may change below the working
-# directory, and the programs that it may start.
+# For each command, its words, a pattern of the files that it may change below
+# the working directory, and the programs that it may start.
 _RUN = "run/.*"
 _COMMANDS = [
   (
@@ -31,7 +31,8 @@ _COMMANDS = [
     ("nothing", ()),
   ),
 ]
-# Commands that run others, or need minutes; see `planted_test` and `ray_test`.
+# Commands that run other commands, or need minutes; see `planted_test` and
+# `ray_test`.
 _NOT_HERE = {"compare", "sweep", "benchmark"}
 
 

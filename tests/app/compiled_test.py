@@ -22,7 +22,7 @@ _NAMES = (
 
 @pytest.fixture(autouse=True)
 def _without_a_cache(monkeypatch, tmp_path):
-  """Leaves this process's own cache as it is."""
+  """Turns the cache of this process off during a test."""
   before = jax.config.jax_compilation_cache_dir
   seconds = jax.config.jax_persistent_cache_min_compile_time_secs
   for name in _NAMES:
@@ -35,28 +35,28 @@ def _without_a_cache(monkeypatch, tmp_path):
   jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
 
 
-def _used():
+def _cache_folder():
   assert os.environ["JAX_COMPILATION_CACHE_DIR"] == (
     jax.config.jax_compilation_cache_dir
   )
   return pathlib.Path(jax.config.jax_compilation_cache_dir)
 
 
-def test_the_default_is_a_private_folder_of_the_users_cache(tmp_path):
+def test_the_default_is_a_private_folder_in_the_users_cache(tmp_path):
   compiled.keep()
   home = tmp_path / "home" / ".cache"
-  assert _used().parent == home / "seedx" / "compiled"
-  for directory in (home, home / "seedx", _used()):
+  assert _cache_folder().parent == home / "seedx" / "compiled"
+  for directory in (home, home / "seedx", _cache_folder()):
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
   assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
 
 
-def test_a_directory_can_be_chosen_or_none(tmp_path):
+def test_another_directory_or_no_cache_can_be_chosen(tmp_path):
   compiled.keep(compiled.OFF)
   assert jax.config.jax_compilation_cache_dir is None
   assert not (tmp_path / "home").exists()
   compiled.keep(str(tmp_path / "other"))
-  assert _used().parent == tmp_path / "other"
+  assert _cache_folder().parent == tmp_path / "other"
 
 
 @pytest.mark.parametrize("mode", [0o707, 0o770])
@@ -96,7 +96,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path, monkeypatch):
 
 def test_a_folder_of_programs_that_others_may_add_to_is_refused(tmp_path):
   compiled.keep(str(tmp_path))
-  folder = _used()
+  folder = _cache_folder()
   jax.config.update("jax_compilation_cache_dir", None)
   for name in _NAMES:
     os.environ.pop(name)
@@ -126,13 +126,13 @@ def test_only_a_group_of_this_user_alone_may_write(
   (tmp_path / "home").chmod(0o775)
   if accepted:
     compiled.keep(str(tmp_path / "home"))
-    assert _used().parent == tmp_path / "home"
+    assert _cache_folder().parent == tmp_path / "home"
   else:
     with pytest.raises(types.ConfigError, match="other users may write"):
       compiled.keep(str(tmp_path / "home"))
 
 
-def test_a_directory_that_cannot_be_made_costs_one_line(
+def test_a_directory_that_cannot_be_made_is_reported_in_one_line(
   tmp_path, monkeypatch, capsys
 ):
   (tmp_path / "file").write_text("")
@@ -150,15 +150,17 @@ def test_a_directory_that_cannot_be_made_costs_one_line(
     ("JAX_ENABLE_COMPILATION_CACHE", "false"),
   ],
 )
-def test_the_environment_decides(name, value, monkeypatch, tmp_path):
+def test_environment_variables_of_jax_take_precedence(
+  name, value, monkeypatch, tmp_path
+):
   monkeypatch.setenv(name, value)
   compiled.keep()
   assert jax.config.jax_compilation_cache_dir is None
   assert not (tmp_path / "home").exists()
 
 
-def test_unlike_machines_have_folders_of_their_own(tmp_path):
-  used = set()
+def test_machines_with_different_cpus_have_different_folders(tmp_path):
+  folders = set()
   for number, flags in enumerate(["sse2", "sse2 avx2", "sse2"]):
     root = tmp_path / str(number)
     (root / "proc").mkdir(parents=True)
@@ -169,14 +171,14 @@ def test_unlike_machines_have_folders_of_their_own(tmp_path):
     for name in _NAMES:
       os.environ.pop(name, None)
     compiled.keep(str(tmp_path / "kept"), root)
-    used.add(_used())
-  assert len(used) == 2
+    folders.add(_cache_folder())
+  assert len(folders) == 2
 
 
 def test_programs_used_longest_ago_are_removed(tmp_path, monkeypatch):
   monkeypatch.setattr(compiled, "_LIMIT_BYTES", 250)
   compiled.keep(str(tmp_path / "kept"))
-  folder = _used()
+  folder = _cache_folder()
   for age in range(4):
     path = folder / f"program-{age}-cache"
     path.write_bytes(b"0" * 100)

@@ -1,4 +1,4 @@
-"""A learner on some machine of a cluster, and the state of its directory."""
+"""A learner on any machine of a cluster, and the directory that it finds."""
 
 import pathlib
 import threading
@@ -32,7 +32,7 @@ def trained(run_dir, resumes=False, stop=None):
 
 
 def test_a_run_begins_or_is_resumed(tmp_path, monkeypatch):
-  """The work receives an absolute path, which is the same everywhere."""
+  """The work receives an absolute path, which is valid on all machines."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "run").mkdir()
   assert trained(pathlib.Path("run")) == (tmp_path / "run", False)
@@ -54,14 +54,14 @@ def test_a_run_that_another_machine_began_continues(tmp_path, capfd):
 
 
 def test_a_learner_waits_for_the_previous_one(tmp_path, monkeypatch):
-  """A learner that has lost its cluster may still write there."""
+  """A learner may still write after the cluster has lost its machine."""
   monkeypatch.setattr(elsewhere, "_LOOK_SECONDS", 0.01)
-  held = run_dirs.claimed(tmp_path)
-  held.__enter__()
-  leave = threading.Timer(0.2, held.__exit__, (None, None, None))
-  leave.start()
+  claim = run_dirs.claimed(tmp_path)
+  claim.__enter__()
+  release = threading.Timer(0.2, claim.__exit__, (None, None, None))
+  release.start()
   assert trained(tmp_path) == (tmp_path, False)
-  assert not leave.is_alive()
+  assert not release.is_alive()
 
 
 def test_a_learner_waits_for_a_limited_time(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ CARTPOLE = envs.Config("CartPole-v1")
 
 @functools.cache
 def remembering_agent():
-  """Returns an agent that sums up what it saw and did, and acts by that."""
+  """Returns an agent that acts by the sum of its observations and actions."""
   agent = fakes.counting_agent()
 
   def step(acting, rng_key, inputs, core_state):
@@ -57,7 +57,7 @@ def remembering_agent():
 
 
 def by_hand(acting, seed, episodes):
-  """Returns the returns of one environment's first episodes."""
+  """Plays as `remembering_agent` does, in NumPy; returns the returns."""
   environment = envpool_adapter.EnvPoolEnvironment(CARTPOLE, 1, seed=seed)
   environment.reset()
   returns, total, core_state, action = [], 0.0, None, None
@@ -178,15 +178,15 @@ def test_each_row_may_have_its_own_parameters():
   assert of_rows(together.play(others, seed=11))[::2] != expected[::2]
 
 
-def test_a_row_keeps_its_parameters_where_an_episode_is_cut():
-  firsts = [by_hand(acting, 11 + k, 2) for k, acting in enumerate(ACTING)]
-  seconds = [by_hand(acting, 14 + k, 1) for k, acting in enumerate(ACTING)]
-  limit = int(np.median([first for first, _ in firsts]))
-  cut = [first > limit for first, _ in firsts]
+def test_a_row_keeps_its_parameters_after_a_cut_episode():
+  originals = [by_hand(acting, 11 + k, 2) for k, acting in enumerate(ACTING)]
+  replacements = [by_hand(acting, 14 + k, 1) for k, acting in enumerate(ACTING)]
+  limit = int(np.median([first for first, _ in originals]))
+  cut = [first > limit for first, _ in originals]
   assert 0 < sum(cut) < 3
   expected = [
     [min(total, limit) for total in (both[:1] + new if is_cut else both)]
-    for both, new, is_cut in zip(firsts, seconds, cut, strict=True)
+    for both, new, is_cut in zip(originals, replacements, cut, strict=True)
   ]
   options = {"num_envs": 3, "num_episodes": 6, "max_episode_steps": limit}
   played = player(**options, per_row=True).play(ACTING, seed=11)
@@ -250,8 +250,10 @@ def script(monkeypatch, *made):
 
 
 @pytest.mark.parametrize("per_row", [False, True])
-def test_new_environments_play_what_a_cut_episode_leaves(monkeypatch, per_row):
-  """This includes a cut episode that has ended meanwhile."""
+def test_new_environments_play_the_episodes_missing_after_a_cut(
+  monkeypatch, per_row
+):
+  """The rest of the cut episode ends meanwhile, but does not count."""
   scripted = [Scripted([6, 9, 9], [3, 3, 9])]
   ones = [1] * 4
   if per_row:
@@ -275,7 +277,7 @@ def test_actions_are_greedy_or_sampled():
   assert greedy.play(acting, seed=8).returns.tolist() == expected
   played = drawn.play(acting, seed=8)
   assert played.returns.tolist() != expected
-  # Each step has its own key; with one key, all actions would be the same.
+  # With one key instead of one for each step, all actions would be the same.
   assert 12 < played.returns.mean() < 60
 
 
@@ -298,7 +300,7 @@ PONG = envs.Config(
   ],
   ids=["lstm", "frames"],
 )
-def test_memory_evolves_as_in_training(env, fields):
+def test_the_memory_in_an_evaluation_evolves_as_in_training(env, fields):
   """Environments and parameters are the same, and episodes end on the way."""
   spec = envs.spec(env)
   agent = vtrace.Config(hidden_sizes=(8,), **fields).make(spec)
@@ -338,7 +340,7 @@ def test_memory_evolves_as_in_training(env, fields):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 5, 2047, 2048, 10**6, 2**30 - 1])
-def test_seeds_of_evaluation_are_not_trained_in(seed):
+def test_training_does_not_use_the_seeds_of_evaluation(seed):
   half, max_envs = 2**30, 2**16
   seeds = [
     seeds_lib.evaluation_seed(seed, number)
@@ -353,7 +355,7 @@ def test_seeds_of_evaluation_are_not_trained_in(seed):
 # Statistics
 
 
-def test_a_summary_by_hand():
+def test_a_summary_agrees_with_a_simple_computation():
   returns = np.array([100.0, 3.0, 1.0, 4.0, 2.0, 7.0, -50.0, 5.0])
   summary = statistics.summary(returns)
   assert summary["episodes"] == 8
@@ -362,7 +364,7 @@ def test_a_summary_by_hand():
   # The middle four of -50 1 2 3 4 5 7 100.
   assert summary["iqm"] == (2 + 3 + 4 + 5) / 4
   assert summary["iqm_low"] < summary["iqm"] < summary["iqm_high"]
-  # A plain bootstrap, by sorting.
+  # A bootstrap that sorts each resample.
   rng = np.random.default_rng(7)
   draws = np.sort(rng.choice(returns, (2_000, 8)), axis=1)
   means = np.sort(draws[:, 2:6].mean(axis=1))
@@ -407,14 +409,14 @@ def test_evaluations_are_due_at_regular_intervals_of_steps(
   lines = evaluated(tmp_path)
   assert [x["env_steps"] for x in lines] == [130, 200, 460, 470]
   assert all(x["episodes"] == 3 and x["cut"] == 0 for x in lines)
-  # Each evaluation plays new episodes, none of which was played in training.
+  # Each evaluation plays other episodes, with seeds that training does not use.
   seeds = [seed + k for seed, count in made[:3] for k in range(count)]
   assert len(set(seeds)) == 9
   assert min(seeds) >= seeds_lib.evaluation_seed(0, 0)
   assert lines[0]["mean"] != lines[1]["mean"]
   expected = [by_hand(0.2, made[0][0] + k, 1) for k in range(3)]
   assert lines[0]["mean"] == pytest.approx(np.mean(expected))
-  # The last result joins the lines of metrics.
+  # The next line of metrics has the last mean return.
   assert evaluation.measure() == {"evaluation_return": lines[-1]["mean"]}
   assert f"mean {lines[-1]['mean']:.1f}," in evaluation.words
 
@@ -480,7 +482,7 @@ def test_a_run_is_evaluated_while_it_trains(run_dir):
 
 
 def run(run_dir, capfd, *words):
-  """Returns the output, and the content and path of the file that it names."""
+  """Evaluates a run; returns the output, the result and the result's path."""
   capfd.readouterr()
   assert evaluate.main([str(run_dir), "--episodes", "5", *words]) == 0
   out = capfd.readouterr().out
@@ -488,7 +490,7 @@ def run(run_dir, capfd, *words):
   return out, json.loads(path.read_text()), path
 
 
-def test_the_policy_is_evaluated(run_dir, capfd):
+def test_the_program_evaluates_the_policy_of_a_run(run_dir, capfd):
   steps = steps_of(run_dir)
   out, result, path = run(run_dir, capfd)
   assert path.name == f"evaluation-{steps[-1]}.json"
@@ -515,7 +517,7 @@ def test_cut_episodes_are_reported(run_dir, capfd):
 
 
 @pytest.mark.slow
-def test_a_run_that_still_trains_is_evaluated(tmp_path, capfd):
+def test_a_run_that_still_trains_can_be_evaluated(tmp_path, capfd):
   words = ["--total-steps", "100000000", "--checkpoint-every-seconds", "0.1"]
   program = programs.start(a2c, *_SMALL, *words, "--run-dir", str(tmp_path))
   try:
@@ -580,7 +582,7 @@ def test_a_run_that_cannot_be_loaded_is_refused(
 
 
 def first_frame(run_dir):
-  """Returns the first frame of the environment itself."""
+  """Renders the first frame of an evaluation, without a video."""
   seed = seeds_lib.evaluation_seed(0, 2**18)
   environment = envs.make(CARTPOLE, 1, seed=seed, render=True)
   environment.reset()
@@ -609,7 +611,7 @@ def test_a_gif_shows_the_environments_own_frames(run_dir, tmp_path, capfd):
     image.seek(image.n_frames - 1)
     last = np.asarray(image.convert("RGB"), np.int64)
     seconds = 0.0
-    # Equal frames are merged and shown longer.
+    # Pillow merges equal frames into one that is shown for longer.
     for place in range(image.n_frames):
       image.seek(place)
       seconds += image.info["duration"] / 1000
@@ -663,7 +665,7 @@ def test_a_video_is_as_fast_as_its_environment():
     ("CartPole-v1", 1, 50),
     ("Pong-v5", 4, 15),
     ("my_env:make", 1, 30),
-    # Gymnasium has it, but its package is not installed.
+    # Gymnasium has this environment, but Box2D is not installed.
     ("LunarLander-v3", 1, 30),
   ):
     assert videos.frames_per_second(env, frames_per_step) == expected

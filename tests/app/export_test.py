@@ -27,7 +27,7 @@ from tests.agents import dqn_test
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
 
-# The same code is in docs/tasks.md.
+# `use_policy.py` in docs/tasks.md is a shorter form of this.
 USE_IT = """\
 import json, pathlib, jax, jax.export, numpy as np
 spec = json.loads(pathlib.Path("policy.json").read_text())
@@ -50,7 +50,7 @@ SEVERAL = specs.BoundedArray((2,), np.int32, 0, [4, 2])
 
 
 class Torso(nn.Module):
-  """A network for images too small for those of seedx."""
+  """A torso for images that are too small for the torsos of seedx."""
 
   @nn.compact
   def __call__(self, observation):
@@ -59,7 +59,8 @@ class Torso(nn.Module):
     return nn.tanh(nn.Dense(8)(jnp.concatenate(rows, axis=-1)))
 
 
-# Fields of an agent's config, and specs of its observations and actions.
+# For each kind of policy, fields of the agent's config, and the specs of
+# observations and actions.
 KINDS = {
   "feed_forward": ({}, VECTOR, DISCRETE),
   "lstm": ({"recurrent": True, "lstm_size": 8}, VECTOR, DISCRETE),
@@ -73,7 +74,7 @@ KINDS = {
   "continuous": ({"normalize_observations": True}, VECTOR, CONTINUOUS),
   "several": ({}, VECTOR, SEVERAL),
 }
-# A kind with a core state, and one with statistics of observations.
+# Kinds in the fast set: one with a core state, one with statistics.
 FAST = [("lstm",), ("continuous",)]
 ROWS = 5
 
@@ -120,7 +121,7 @@ def random_timesteps(spec, rows, steps):
 
 
 def in_nest_of(description, timestep):
-  """Returns a time step in the nest of `policy.json`, which has no tuples."""
+  """Returns a time step as `policy.json` nests it, without tuples."""
   structure = jax.tree.structure(description, is_leaf=lambda x: "dtype" in x)
   return jax.tree.unflatten(structure, jax.tree.leaves(timestep._asdict()))
 
@@ -155,7 +156,7 @@ def test_an_exported_policy_agrees_with_the_original(name):
     if step in (0, 4):
       # A batch of one row, with the memory of that row.
       one = call(*jax.tree.map(lambda x: np.asarray(x)[:1], (inputs, memory)))
-    taken = take_step(jax.random.key(step), timestep, live)  # Any key.
+    taken = take_step(jax.random.key(step), timestep, live)  # Any key works.
     action, memory = call(inputs, memory)
     live = taken.acting_state
     expected = taken.output.action
@@ -173,12 +174,12 @@ def test_an_exported_policy_agrees_with_the_original(name):
     inputs["step_type"] = np.full(ROWS, step_type, np.uint8)
     after = [call(inputs, x)[1] for x in (zeros, memory)]
     differ = any(np.any(a != b) for a, b in zip(*after, strict=True))
-    # Agents without a core state remember only the last action.
+    # The memory of all other agents is only the last action.
     assert differ == (step_type == 1 and name in ("lstm", "frames"))
 
 
 def described(nest):
-  """Returns a nest's description in `policy.json`."""
+  """Describes a nest as `policy.json` does."""
   return jax.tree.map(
     lambda x: {"shape": list(x.shape[1:]), "dtype": str(x.dtype)}, nest
   )

@@ -93,10 +93,10 @@ def test_a_run_ends_early_at_stop_at(tmp_path, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reached", [4.0, 9.0])
-def test_evaluations_decide_when_a_run_ends_if_there_are_some(
+def test_stop_at_is_compared_with_evaluations_if_there_are_any(
   reached, tmp_path, monkeypatch
 ):
-  """Training's returns are above 5 from the start."""
+  """Returns in training are above 5, the value of `--stop-at`."""
   played = evaluator.Played(np.array([reached]), np.array([0]), 9, 0)
   monkeypatch.setattr(evaluator.Evaluator, "play", lambda *_: played)
   total = 3000 if reached < 5 else 10_000_000
@@ -108,7 +108,7 @@ def test_evaluations_decide_when_a_run_ends_if_there_are_some(
   assert (last["env_steps"] >= total) == (reached < 5)
 
 
-def test_a_sink_gets_all_lines_although_another_fails(tmp_path, capfd):
+def test_a_sink_gets_all_lines_even_if_another_one_fails(tmp_path, capfd):
   sink, failing = Recorder(), metrics.Callbacks(lambda line: 1 / 0)
   app.train(
     app_test.small(400),
@@ -139,12 +139,12 @@ def test_a_name_without_a_sink_factory_is_refused(
   assert not (tmp_path / "run").exists()
 
 
-# The README's loggers, with fakes of their libraries.
+# The sink for MLflow in docs/metrics.md, with a fake of MLflow.
 
 
 @pytest.fixture
 def my_sinks(tmp_path, monkeypatch):
-  """Makes the README's module importable by name."""
+  """Makes `my_sinks.py` of docs/metrics.md importable by name."""
   (tmp_path / "my_sinks.py").write_text(readme_test.file_named("my_sinks.py"))
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(tmp_path)
@@ -153,7 +153,7 @@ def my_sinks(tmp_path, monkeypatch):
   sys.modules.pop("my_sinks", None)
 
 
-def test_mlflow_gets_numbers_and_the_end_of_the_run(
+def test_the_sink_for_mlflow_logs_numbers_and_ends_the_run(
   my_sinks, tmp_path, monkeypatch
 ):
   calls = []
@@ -208,7 +208,7 @@ def test_an_accelerator_that_jax_cannot_use_is_reported(tmp_path, monkeypatch):
     ("INTERNAL: a bug", ""),
   ],
 )
-def test_the_error_of_a_full_device_memory_has_remedies(
+def test_only_the_error_of_a_full_device_memory_has_remedies(
   message, notes, tmp_path, monkeypatch
 ):
   def learn(self, context):
@@ -235,7 +235,7 @@ def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
     assert part in last
 
 
-def test_the_first_lines_name_what_presets_changed(tmp_path, capfd):
+def test_the_first_lines_list_the_settings_that_presets_change(tmp_path, capfd):
   words = "--env Pendulum-v1 --entropy-cost 0.5 --total-steps 20"
   assert train(words, tmp_path / "run") == 0
   first, second, *_ = capfd.readouterr().err.splitlines()
@@ -247,7 +247,7 @@ def test_the_first_lines_name_what_presets_changed(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_run_that_resumes_keeps_its_presets(tmp_path, capfd):
+def test_a_resumed_run_keeps_its_presets(tmp_path, capfd):
   run = tmp_path / "run"
   words = "--presets continuous --normalize-observations"
   assert train(words, run) == 0
@@ -307,5 +307,7 @@ def test_a_run_that_learned_nothing_reports_it(tmp_path):
   asked = python_types.SimpleNamespace(run=app_test.small())
   line = "nothing was learned: the run ended before the first update"
   assert line not in programs_of_experiments._result(asked, run)
-  none = dataclasses.replace(run, metrics={**run.metrics, "learner_steps": 0})
-  assert line in programs_of_experiments._result(asked, none)
+  unlearned = dataclasses.replace(
+    run, metrics={**run.metrics, "learner_steps": 0}
+  )
+  assert line in programs_of_experiments._result(asked, unlearned)

@@ -1,4 +1,4 @@
-"""Runs with a full disk, which does not end them."""
+"""A disk that is full or does not respond, which must not end a run."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ _MAX_BYTES = 20_000
 
 
 class Hangs(running.Lines):
-  """A sink on a disk that does not respond until it is freed."""
+  """A sink on a disk that does not respond until `free` is set."""
 
   def __init__(self):
     super().__init__()
@@ -55,7 +55,7 @@ def test_a_failing_sink_is_reported_once_and_tried_again(capfd):
 
 
 def test_a_sink_gets_the_lines_after_a_failure_of_the_disk(tmp_path):
-  """Both files are readable, and lack only the lines of the failure."""
+  """Both files stay readable, and lack only lines of the failure."""
   script = """
 import os, resource, sys
 from seedx import metrics
@@ -96,11 +96,11 @@ for sink in sinks:
     x["env_steps"] for x in metrics.read_lines(tmp_path / "metrics.jsonl")
   }
   assert {*range(10), *range(50, 60)} <= steps and len(steps) < 60
-  # Each new file of events can hold a few lines.
+  # Each failure begins a new file of events, which has room for a few lines.
   for name, maximum in (("lines", 1), ("events", 10)):
-    failed = done.stderr.count(f"cannot write {name} (")
-    assert 1 <= failed <= maximum
-    assert done.stderr.count(f"{name} is written again; ") == failed
+    failures = done.stderr.count(f"cannot write {name} (")
+    assert 1 <= failures <= maximum
+    assert done.stderr.count(f"{name} is written again; ") == failures
   events = [
     event.step
     for path in sorted(tmp_path.glob("events*"))
@@ -133,15 +133,15 @@ def test_a_sink_that_hung_for_a_while_gets_later_lines(capfd):
   assert f"metrics.jsonl lacks {1000 - taken} lines" in error
 
 
-def test_a_file_that_is_half_written_is_removed(tmp_path):
-  small = _with_small_files(
+def test_a_half_written_file_is_removed(tmp_path):
+  ended = _with_small_files(
     "import pathlib, sys; from seedx import files, types\n"
     "path = pathlib.Path(sys.argv[1], 'a.json')\n"
     "try: files.write_file(path, 'x' * 50_000)\n"
     "except types.ConfigError as error: print(error)",
     str(tmp_path),
   )
-  assert "File too large" in small.stdout and not list(tmp_path.iterdir())
+  assert "File too large" in ended.stdout and not list(tmp_path.iterdir())
 
 
 def test_a_half_written_checkpoint_is_removed_and_the_next_one_saved(tmp_path):
@@ -167,7 +167,7 @@ for step, size in enumerate((10, 50_000, 50_000, 10)):
 
 @pytest.mark.slow
 def test_a_full_disk_does_not_end_a_run(tmp_path):
-  """All sinks, some checkpoints and the learning curve fail."""
+  """Metrics, checkpoints and the learning curve cannot be written."""
   words = ["-m", "experiments.a2c", "--total-steps", "40000"]
   words += ["--log-seconds", "0", "--checkpoint-every-seconds", "1"]
   words += ["--evaluate-every-steps", "20000", "--evaluate-episodes", "2"]

@@ -36,7 +36,7 @@ def make_run(
   unlabelled=(),
   **more,
 ):
-  """Writes a run's files, and returns its directory as a word."""
+  """Writes the files of a run; returns its directory as a string."""
   path.mkdir(parents=True, exist_ok=True)
   content = {
     "experiment": experiment,
@@ -56,26 +56,26 @@ def make_run(
   return str(path)
 
 
-def constant(value, first=0.0, last=10.0):
+def constant_curve(value, first=0.0, last=10.0):
   return np.array([[first, value], [last, value]])
 
 
 # Statistics
 
 
-def test_the_mean_covers_the_middle_half():
+def test_the_mean_is_over_the_middle_half():
   for values, expected in (
     ((3.0, 1.0, 1000.0, 5.0), 4.0),
     ((1, 2, 3, 4, 6, 7, 8, 1e6), 5.0),
-    # A quarter of three is less than one curve, so none is left out.
+    # A quarter of three curves is less than one, so none is left out.
     ((1.0, 2.0, 9.0), 4.0),
   ):
-    curves = [constant(value) for value in values]
+    curves = [constant_curve(value) for value in values]
     mean, _, _ = statistics.iqm(curves, np.array([5.0]))
     assert mean.tolist() == [expected]
 
 
-def test_the_mean_begins_with_the_first_curve_and_extends_ended_ones():
+def test_the_mean_begins_with_the_first_curve_and_keeps_last_values():
   curves = [
     np.array([[0, 0.0], [10, 10.0], [20, 20.0]]),
     np.array([[10, 4.0], [20, 4.0]]),
@@ -85,17 +85,19 @@ def test_the_mean_begins_with_the_first_curve_and_extends_ended_ones():
   np.testing.assert_allclose(
     mean, [np.nan, 4 / 3, (5 + 4 + 15) / 3, 44 / 3, (15 + 4 + 30) / 3, 18]
   )
-  # Each curve is drawn three times in one of 27 resamples.
+  # 1 in 27 resamples (more than 2.5%) is three times the lowest curve, and 1
+  # is three times the highest one.
   np.testing.assert_allclose(low, [np.nan, 0, 4, 4, 4, 4])
   np.testing.assert_allclose(high, [np.nan, 4, 15, 30, 30, 30])
 
 
 def test_the_interval_of_normal_returns_is_close_to_theory():
-  # Stigler 1973: for large n, the variance of a mean trimmed to [-q, q] is that
-  # of the values clipped to it, over n/4: 1.1957 / n for normal values.
+  # Stigler 1973: for large n, the mean of the values between the quartiles has
+  # the variance of values clipped to the quartiles, divided by n / 4. For
+  # normal values, this is 1.1957 / n.
   rng = np.random.default_rng(1)
   count = 400
-  curves = [constant(value) for value in rng.normal(50.0, 10.0, count)]
+  curves = [constant_curve(value) for value in rng.normal(50.0, 10.0, count)]
   mean, low, high = statistics.iqm(curves, np.array([5.0]))
   half = 1.96 * 10.0 * np.sqrt(1.1957 / count)
   assert abs(mean[0] - 50.0) < 1.5 * half
@@ -145,7 +147,7 @@ def test_values_without_a_json_form_are_converted(tmp_path):
   ("experiment", "name"),
   [("experiments.mine:EXPERIMENT", "mine"), (None, "sync_ppo")],
 )
-def test_a_run_is_named_by_its_experiment_or_its_classes(
+def test_a_run_is_named_after_its_experiment_or_its_classes(
   experiment, name, tmp_path
 ):
   make_run(tmp_path, experiment=experiment)
@@ -174,7 +176,7 @@ def test_a_label_has_the_options_that_differ_in_an_experiment(tmp_path):
   ]
 
 
-def test_options_in_a_label_are_those_of_a_command_line(tmp_path):
+def test_options_in_a_label_are_written_as_on_a_command_line(tmp_path):
   first = {
     "learning_rate": 2e-3,
     "hidden_sizes": [64, 64],
@@ -263,7 +265,7 @@ def check_texts(picture, monkeypatch):
   for one, box in boxes.items():
     assert box.x0 >= 0 and box.x1 <= picture.bbox.width, one
     assert box.y0 >= 0 and box.y1 <= picture.bbox.height, one
-    # At half size, each has 7 points or more.
+    # Text must be legible at half size: at least 7 points there.
     assert one.get_fontsize() >= 14
 
 
@@ -297,7 +299,7 @@ def test_a_single_run_has_no_band_and_may_have_a_single_point(tmp_path, drawn):
     assert axes.get_xlim()[0] < line.get_xdata()[0] < axes.get_xlim()[1]
 
 
-def test_a_mean_ends_with_the_shortest_run_in_steps_only(
+def test_a_mean_over_steps_ends_with_the_shortest_run_but_not_over_time(
   tmp_path, drawn, capsys
 ):
   words = [
@@ -336,7 +338,7 @@ def test_runs_without_common_steps_have_a_mean(tmp_path, drawn):
   np.testing.assert_allclose(points[0], [100.0, 4.0], atol=2.0)
 
 
-def test_each_environment_has_a_row_and_a_group_one_look(tmp_path, drawn):
+def test_each_environment_has_a_row_and_each_group_a_colour(tmp_path, drawn):
   words = [
     make_run(
       tmp_path / f"{env}-{name}", env=env, experiment=f"x.{name}:EXPERIMENT"
@@ -372,12 +374,12 @@ def test_runs_of_very_different_length_have_a_logarithmic_axis(tmp_path, drawn):
   for axes in drawn[0].axes:
     assert axes.get_xscale() == "log"
     short = axes.lines[0].get_xydata()
-    # The short line has as many points as the long one.
+    # The short line has most of the 200 points that each line may have.
     assert len(short) > 150
     assert axes.get_xlim()[0] < short[0, 0]
 
 
-def test_long_labels_and_names_are_neither_clipped_nor_overlap(
+def test_long_labels_and_names_are_not_clipped_and_do_not_overlap(
   tmp_path, drawn, monkeypatch
 ):
   words = [
@@ -394,7 +396,7 @@ def test_long_labels_and_names_are_neither_clipped_nor_overlap(
   check_texts(drawn[0], monkeypatch)
 
 
-def test_runs_without_episodes_are_marked(tmp_path, drawn):
+def test_runs_without_episodes_are_marked_in_the_legend(tmp_path, drawn):
   words = [
     make_run(tmp_path / "a", (1.0, 2.0)),
     make_run(tmp_path / "b", (None, None), experiment="x.dqn"),
@@ -409,7 +411,7 @@ def test_runs_without_episodes_are_marked(tmp_path, drawn):
   assert [len(axes.lines) for axes in drawn[0].axes] == [1, 1, 0, 0]
 
 
-def test_another_metric_is_drawn_against_one_axis(tmp_path, drawn):
+def test_another_metric_can_be_drawn_against_env_steps_alone(tmp_path, drawn):
   """Runs that lack the metric are marked in the legend."""
   words = [
     make_run(tmp_path / "a"),
@@ -459,12 +461,13 @@ def test_scores_are_over_all_environments(tmp_path, drawn):
   plotted(tmp_path, [*words, "--scores"])
   (axes,) = drawn[0].axes
   ppo, dqn = (bar.get_width() for bar in axes.patches)
-  # Ranges 11 - 1 and 400; the mean of the middle two of four scores.
+  # A score is (return - first) / (best - first). best - first is 11 - 1 in A
+  # and 400 in B. The mean is over the middle two of four scores.
   assert ppo == pytest.approx(1.0)
   assert dqn == pytest.approx((0.5 + 0.5) / 2)
 
 
-def test_an_interval_over_environments_resamples_within_each():
+def test_an_interval_over_environments_resamples_within_each_environment():
   runs = np.array([0.0, 0.5, 1.0])
   _, *alike = statistics.pooled([runs] * 6)
   _, *permuted = statistics.pooled([np.roll(runs, k) for k in range(6)])
@@ -486,14 +489,14 @@ def test_plotting_needs_neither_jax_nor_a_display(tmp_path):
   path = tmp_path / "figure.svg"
   # Options may come between the directories.
   words = [words[0], "--output", str(path), words[1]]
-  without = ("DISPLAY", "WAYLAND_DISPLAY", "MPLBACKEND")
+  removed = ("DISPLAY", "WAYLAND_DISPLAY", "MPLBACKEND")
   blocked = "import sys; sys.modules['jax'] = None; from seedx.app import plot"
   done = subprocess.run(
     [sys.executable, "-c", f"{blocked}; plot.main({words!r})"],
     capture_output=True,
     text=True,
     cwd=ROOT,
-    env={k: v for k, v in os.environ.items() if k not in without},
+    env={k: v for k, v in os.environ.items() if k not in removed},
   )
   assert (done.returncode, done.stderr) == (0, "")
   assert str(path) in done.stdout and "2 run" in done.stdout
@@ -506,7 +509,7 @@ def test_the_suffix_sets_the_format(tmp_path):
 
 
 def errors(tmp_path):
-  """Yields command lines and a part of the error of each."""
+  """Yields command lines, each with a part of its error."""
   good = make_run(tmp_path / "good")
   none = make_run(tmp_path / "none", (None, None))
   unfinished = make_run(tmp_path / "unfinished")
@@ -572,7 +575,7 @@ def test_a_run_without_episodes_is_drawn(returns, tmp_path):
 
 
 def test_total_steps_separate_groups(tmp_path):
-  # Its learning rate falls more slowly, and its curve is longer.
+  # In a longer run, the learning rate falls more slowly.
   labels = labels_of(tmp_path, {"total_steps": 10}, {"total_steps": 20})
   assert labels == ["ppo --total-steps 10", "ppo --total-steps 20"]
 

@@ -41,7 +41,7 @@ def policy_of(kind="vector"):
   }[kind]
   agent = config.make(spec)
   state = agent.init(jax.random.key(1))
-  # Far from uniform, so that memory changes actions.
+  # With large parameters, the policy's memory changes its actions.
   params = jax.tree.map(lambda x: 8.0 * x, state.params)
   acting = agent.acting(dataclasses.replace(state, params=params))
   folder = files.Folder(".")
@@ -61,7 +61,7 @@ def test_one_observation_and_a_batch_have_the_same_actions(kind):
     assert same == expected
 
 
-def test_a_nest_of_observations_and_a_vector_of_actions():
+def test_an_observation_may_be_a_nest_and_an_action_a_vector():
   observation = {"place": np.zeros(2), "room": 1}
   action, state = policy_of("nest").predict(observation)
   assert action.shape == (2,) and action.dtype == np.float32
@@ -70,14 +70,14 @@ def test_a_nest_of_observations_and_a_vector_of_actions():
   np.testing.assert_allclose(actions[0], action, rtol=1e-5)
   again, _ = policy_of("nest").predict(observation, state)
   np.testing.assert_array_equal(again, action)
-  # Mappings like those of dm_control.
+  # dm_control's observations are ordered dictionaries.
   ordered = collections.OrderedDict(observation)
   again, _ = policy_of("nest").predict(ordered)
   np.testing.assert_array_equal(again, action)
 
 
 def test_predict_agrees_with_act_over_several_steps():
-  """An episode ends on the way."""
+  """Half of the rows begin a new episode meanwhile."""
   policy, rng = policy_of("recurrent"), np.random.default_rng(1)
   act, state, memory = jax.jit(policy.act), policy.initial_state(6), None
   differences = 0
@@ -91,7 +91,8 @@ def test_predict_agrees_with_act_over_several_steps():
       observation=SEEN,
     )
     expected, state = act(timestep, state)
-    episode_start = None if time == 0 else start  # The first has no state.
+    # Without a state, all rows begin an episode.
+    episode_start = None if time == 0 else start
     actions, memory = policy.predict(
       SEEN, memory, episode_start=episode_start, reward=rewards
     )
@@ -99,11 +100,11 @@ def test_predict_agrees_with_act_over_several_steps():
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), memory, state
     )
-    without, _ = policy.predict(SEEN)
-    differences += np.sum(actions != without)
+    without_state, _ = policy.predict(SEEN)
+    differences += np.sum(actions != without_state)
   assert differences > 0
   again, _ = policy.predict(SEEN, memory, episode_start=True)
-  np.testing.assert_array_equal(again, without)
+  np.testing.assert_array_equal(again, without_state)
 
 
 @pytest.mark.parametrize(

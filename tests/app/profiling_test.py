@@ -1,4 +1,4 @@
-"""The trace of a part of a run: its content, and when it is written."""
+"""Traces of runs: the spans in them, and when they start and end."""
 
 import gzip
 import json
@@ -15,14 +15,14 @@ from seedx.pipelines import seed
 
 
 def spans(folder):
-  """Returns the names of the spans of this machine's threads."""
+  """Returns the names of the events of the trace in a folder."""
   (path,) = folder.glob("plugins/profile/*/*.trace.json.gz")
   events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
   return {event.get("name") for event in events}
 
 
 @pytest.mark.slow
-def test_a_trace_has_the_spans_of_the_threads(tmp_path):
+def test_a_trace_has_spans_of_inference_and_of_learning(tmp_path):
   config = seed.Config(
     total_steps=20_000,
     log_seconds=0.05,
@@ -48,7 +48,7 @@ class Profiler:
     )
 
 
-def test_a_trace_begins_after_an_update_and_ends_in_time(monkeypatch):
+def test_a_trace_starts_after_an_update_and_lasts_for_its_seconds(monkeypatch):
   profiler, now = Profiler(monkeypatch), [0.0]
   clock = python_types.SimpleNamespace(monotonic=lambda: now[0])
   monkeypatch.setattr(profiling, "time", clock)

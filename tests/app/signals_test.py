@@ -1,4 +1,4 @@
-"""Programs that a signal ends: what they save, print and leave."""
+"""Programs that a signal ends: what they save, print and leave behind."""
 
 import contextlib
 import ctypes
@@ -67,7 +67,7 @@ class Program:
     return int(caught, 16) >> (number - 1) & 1
 
   def ended(self):
-    """Waits until it ends and has left nothing, and returns its stderr."""
+    """Waits for the end, checks that nothing is left, and returns stderr."""
     _, err = self.running.communicate(timeout=600)
     _, alive = psutil.wait_procs(self._children, timeout=300)
     assert not alive and not list(self.sockets.iterdir())
@@ -137,9 +137,9 @@ def _as_process_1():
 def test_a_signal_at_the_first_import_leaves_no_traceback(
   words, name, tmp_path
 ):
-  name, _, place = name.partition(" ")
+  name, _, suffix = name.partition(" ")
   (tmp_path / "numpy.py").write_text(_NUMPY.format(name))
-  prefix = _as_process_1() if place else []
+  prefix = _as_process_1() if suffix else []
   ended = subprocess.run(
     [*prefix, sys.executable, *words],
     cwd=tmp_path,
@@ -156,7 +156,7 @@ def test_a_signal_at_the_first_import_leaves_no_traceback(
 @pytest.mark.parametrize(
   ("experiment", "words", "number"),
   [
-    # Environments or actors run in other processes.
+    # Environments of `a2c` and actors of `seed_vtrace` are other processes.
     (a2c, SMALL, signal.SIGTERM),
     (seed_vtrace, (), signal.SIGINT),
   ],
@@ -187,12 +187,12 @@ def test_a_closed_terminal_ends_a_run_with_a_checkpoint(start):
   os.close(program_side)
   os.set_blocking(terminal, False)
 
-  def acts():
+  def has_steps():
     with contextlib.suppress(BlockingIOError):
       os.read(terminal, 1 << 16)
     return program.env_steps()
 
-  running.wait_until(acts)
+  running.wait_until(has_steps)
   os.close(terminal)
   program.ended()
   assert program.running.returncode == 129
@@ -201,7 +201,7 @@ def test_a_closed_terminal_ends_a_run_with_a_checkpoint(start):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["second Ctrl-C", "SIGKILL"])
-def test_a_program_that_ends_at_once_leaves_nothing(how, start):
+def test_a_program_that_ends_at_once_leaves_nothing_behind(how, start):
   program = start(seed_vtrace)
   program.wait_for_steps()
   if how == "SIGKILL":
@@ -264,7 +264,6 @@ def test_a_forked_process_does_not_pass_its_signals_on():
 def test_a_signal_is_handled_while_the_main_thread_is_blocked():
   stop = threading.Event()
   with signals.stopping(stop) as ending:
-    # This call neither returns to Python nor is interrupted by a signal.
     main = threading.get_ident()
     threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGTERM)).start()
     lock = ctypes.create_string_buffer(256)
@@ -279,6 +278,7 @@ def test_a_signal_is_handled_while_the_main_thread_is_blocked():
         libc.pthread_mutex_unlock(lock)
 
     ending.watch = watch
+    # Signals do not interrupt this call; it returns once `watch` unlocks.
     libc.pthread_mutex_lock(lock)
   assert ending.status == 143 and watched[-1]
 
@@ -316,10 +316,12 @@ os._exit(ending.status + 1)
   [
     ([signal.SIGTERM, signal.SIGTERM, signal.SIGHUP], 144),
     ([signal.SIGINT, signal.SIGTERM], 131),
-    ([signal.SIGTERM, signal.SIGINT], 130),  # At once.
+    ([signal.SIGTERM, signal.SIGINT], 130),  # Ends at once.
   ],
 )
-def test_only_a_second_ctrl_c_ends_at_once(numbers, status):
+def test_after_the_first_signal_only_ctrl_c_ends_a_program_at_once(
+  numbers, status
+):
   program = _TWICE.format(numbers=[int(number) for number in numbers])
   ended = subprocess.run(
     [sys.executable, "-c", program], cwd=programs.ROOT, check=False

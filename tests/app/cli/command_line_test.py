@@ -1,4 +1,4 @@
-"""Configs as settings, and command lines from them."""
+"""Settings of configs, and the command lines that change them."""
 
 import dataclasses
 import json
@@ -207,7 +207,7 @@ def test_a_setting_has_its_sentence_and_its_class_default():
   env = settings["env"]
   assert env.default == "CartPole-v1"
   assert env.help == "EnvPool's name of it, or MODULE:FACTORY: one of yours."
-  # The class's own default, not that of the config that it lies in.
+  # `Agent` has this default, although the agent of `Run` has 0.9.
   assert settings["td_lambda"].default == 1.0
 
 
@@ -284,7 +284,7 @@ def test_a_name_without_a_setting_is_an_error():
       configs.replaced(RUN, {name: 1.0, "td_lambda": 1.0, "zzz": 1.0})
 
 
-def test_settings_come_back_from_json():
+def test_settings_are_restored_from_json():
   words = "--hidden-sizes 3,4 --info-keys a,b --env-options a=1"
   config = parse(words)
   written = configs.in_json(config)
@@ -514,8 +514,8 @@ def test_help_is_as_wide_as_the_terminal(capfd, monkeypatch):
     assert columns / 2 < max(map(len, helped(capfd).splitlines())) <= columns
 
 
-def seedx(*words):
-  """Runs Python in a process of its own, with these words."""
+def python(*words):
+  """Runs Python with these words, in a process of its own."""
   return subprocess.run(
     [sys.executable, *words],
     cwd=programs.ROOT,
@@ -526,9 +526,9 @@ def seedx(*words):
 
 
 def test_python_without_docstrings_plots_but_does_not_train():
-  done = seedx("-OO", "-m", "seedx", "plot", "--help")
+  done = python("-OO", "-m", "seedx", "plot", "--help")
   assert done.returncode == 0 and "--output" in done.stdout
-  done = seedx("-OO", "-m", "seedx", "train", "ppo")
+  done = python("-OO", "-m", "seedx", "train", "ppo")
   assert done.returncode == 2
   assert done.stderr.startswith("error: expected Python without -OO")
   assert done.stderr.count("\n") == 1
@@ -538,7 +538,7 @@ def test_python_without_docstrings_plots_but_does_not_train():
 def test_a_run_needs_no_assertions(tmp_path):
   words = ["train", "seed_vtrace", "--total-steps", "2000", "--quiet"]
   run_dir = str(tmp_path / "run")
-  done = seedx("-O", "-m", "seedx", *words, "--run-dir", run_dir)
+  done = python("-O", "-m", "seedx", *words, "--run-dir", run_dir)
   assert done.returncode == 0, done.stderr
-  done = seedx("-O", "-m", "seedx", "evaluate", run_dir, "--episodes", "2")
+  done = python("-O", "-m", "seedx", "evaluate", run_dir, "--episodes", "2")
   assert done.returncode == 0, done.stderr

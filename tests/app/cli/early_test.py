@@ -1,4 +1,4 @@
-"""Command lines that are refused without importing JAX, which takes seconds."""
+"""Help and refusals that do not import JAX, which would take seconds."""
 
 import json
 import os

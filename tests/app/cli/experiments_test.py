@@ -1,4 +1,4 @@
-"""Programs that train in one process, and properties of all programs."""
+"""Programs of experiments: their training, options, help and roles."""
 
 import inspect
 import json
@@ -174,8 +174,8 @@ def test_a_transform_changes_what_the_agent_sees():
 
 
 @pytest.mark.slow
-def test_the_roles_of_gorila_run_apart(tmp_path):
-  """Each role is a separate command; the worker starts first."""
+def test_each_role_of_gorila_can_be_a_separate_command(tmp_path):
+  """The worker starts first, before the servers and the learner."""
   sockets = [f"unix:{tmp_path}/{name}" for name in ("learner", "a", "b")]
   words = ["--hidden-sizes", "8", *_SMALL[gorila_dqn].split()]
   words += ["--total-steps", "400", "--address", sockets[0]]

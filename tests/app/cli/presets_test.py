@@ -12,11 +12,12 @@ from seedx.app.cli import configs, experiments, programs
 from seedx.pipelines import sync
 from tests import programs as programs_of_tests
 
-# Each spec of a game is read from a file.
+# It also shares the specs of environments: those of games are read from files.
 compiled_once = programs_of_tests.compiled_once
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "Pong-v5")
-# Fields of the agent in which an experiment differs from its class, and why.
+# Fields in which an experiment's agent differs from the defaults of its class,
+# and why.
 OF_EXPERIMENTS = {
   # A3C's optimizer, whose mean squares all workers share.
   **{("a3c", agent): {"optimizer"} for agent in ("a2c", "ppo")},
@@ -35,17 +36,19 @@ OF_EXPERIMENTS = {
     pair: {"epochs", "minibatches"}
     for pair in (("anakin_ppo", "ppo"), ("seed_ppo", ""))
   },
-  # Older than the classes' own values; not measured.
+  # These values are older than the defaults of the class, and not measured.
   ("impala", "ppo"): {"epochs", "minibatches", "entropy_cost"},
-  # Horgan et al. 2018 have both; target networks as measured in results.md.
+  # Horgan et al. 2018 have dueling networks and a ladder of epsilons. The
+  # target periods are those of the measurements in docs/results.md.
   ("apex_dqn", ""): {"dueling", "epsilon_ladder", "target_period"},
   ("gorila_dqn", ""): {"target_period"},
 }
-# Fields that an experiment's presets for images add to the agent's: the paper's
-# target network, and a ladder of epsilons that needs no slow decay.
+# Fields in which an experiment's presets for images differ from the agent's
+# `for_images`: the paper's target period, and a ladder of epsilons, which needs
+# no slow decay.
 OF_IMAGES = {("apex_dqn", ""): {"target_period", "epsilon_steps"}}
-# Fields that its presets for continuous actions add: epochs as above, and the
-# default rate.
+# The same for continuous actions and `for_continuous`: epochs and minibatches
+# as above, and the default learning rate.
 OF_CONTINUOUS = {
   ("anakin_ppo", "ppo"): {"learning_rate", "epochs", "minibatches"},
   ("anakin_ppo", "a2c"): {"learning_rate"},
@@ -60,7 +63,7 @@ PAIRS = [
 
 @functools.cache
 def preset(name, agent, **fields):
-  """Returns a pipeline's config with its presets for some settings."""
+  """Returns an experiment's config with its presets for some settings."""
   experiment = experiments.load(name)
   config = configs.replaced(experiment.with_agent(agent), fields)
   return experiment.with_presets(config, agent)[0]
@@ -70,8 +73,8 @@ def values(*arguments, **fields):
   return configs.values(preset(*arguments, **fields))
 
 
-def makes_an_agent(name, agent, **fields):
-  """Checks that presets make an agent, or are refused if they cannot."""
+def check_agent(name, agent, **fields):
+  """Checks that presets make an agent, or are refused for a known reason."""
   config, reason = preset(name, agent, **fields), ""
   if isinstance(config.agent, dqn.Config) and fields["env"] == "Pendulum-v1":
     reason = "discrete actions"
@@ -93,7 +96,7 @@ def different(config, default):
 
 
 @pytest.mark.parametrize(("name", "agent"), PAIRS)
-def test_an_agents_class_has_the_values_of_its_experiments(name, agent):
+def test_an_experiments_agent_has_the_defaults_of_its_class(name, agent):
   experiment = experiments.load(name)
   agent_config = experiment.with_agent(agent).agent
   expected = OF_EXPERIMENTS.get((name, agent), set())
@@ -122,12 +125,12 @@ def test_an_experiment_has_the_replay_of_its_agents_module(name):
 @pytest.mark.parametrize(("name", "agent"), PAIRS)
 def test_every_preset_applies_and_makes_an_agent(name, agent):
   for env in ENVS:
-    # A resumed run starts from the settings without presets.
+    # A resume begins without presets, and must have the same settings.
     settings = configs.settings(experiments.load(name).with_agent(agent))
     assert settings.keys() == values(name, agent, env=env).keys()
-    makes_an_agent(name, agent, env=env)
+    check_agent(name, agent, env=env)
     if "recurrent" in values(name, agent, env=env):
-      makes_an_agent(name, agent, env=env, recurrent=True)
+      check_agent(name, agent, env=env, recurrent=True)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +179,8 @@ def test_the_command_line_overrides_presets():
     " unroll_length 256"
   )
   actual = configs.values(asked.run)
-  others = values("ppo", "", env="Pendulum-v1", recurrent=True)
-  changed = {key: actual[key] for key in actual if actual[key] != others[key]}
+  presets = values("ppo", "", env="Pendulum-v1", recurrent=True)
+  changed = {key: actual[key] for key in actual if actual[key] != presets[key]}
   assert changed == {"minibatches": 2, "num_envs": 16}
 
 

@@ -21,7 +21,7 @@ _SMALL = ("--envs-per-actor", "8", "--batch-size", "8", "--unroll-length", "5")
 
 
 def _start(*arguments, program=("experiments.seed_vtrace",)):
-  """Starts a program with only its own devices."""
+  """Starts a program without the virtual devices of the tests."""
   return subprocess.Popen(
     [sys.executable, "-m", *program, *map(str, arguments)],
     cwd=_ROOT,
@@ -138,7 +138,9 @@ def _ended(program, status):
     (("--run-dir", "/dev/null/run"), ("/dev/null/run",)),
   ],
 )
-def test_bad_input_is_one_line_and_status_2(tmp_path, capfd, arguments, words):
+def test_bad_input_is_refused_with_one_line_and_status_2(
+  tmp_path, capfd, arguments, words
+):
   if "--run-dir" not in arguments:
     arguments = (*arguments, "--run-dir", str(tmp_path))
   with pytest.raises(SystemExit) as caught:
@@ -146,14 +148,16 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capfd, arguments, words):
   assert caught.value.code == 2
   out, err = capfd.readouterr()
   assert not out
-  # The first lines about the run and its network may come before.
+  # Lines about the run and its network may come before the error.
   *first, error = err.splitlines()
   assert len(first) <= 2 and "Traceback" not in err, err
   assert all(word in error for word in words), err
 
 
 @pytest.mark.slow
-def test_an_address_in_use_is_one_line_and_status_2(tmp_path, capfd):
+def test_an_address_in_use_is_refused_with_one_line_and_status_2(
+  tmp_path, capfd
+):
   with socket.create_server(("127.0.0.1", 0)) as taken:
     address = f"127.0.0.1:{taken.getsockname()[1]}"
     words = ("--role", "learner", "--address", address, "--run-dir", tmp_path)

@@ -68,7 +68,7 @@ def walk(config, wanted=lambda setting: True):
 
 
 def check_accepted(setting, value, config):
-  """Checks an accepted value."""
+  """Checks that an accepted value can be saved, printed and computed with."""
   json.dumps(configs.in_json(config))
   command_line.option(setting.name, value)
   if setting.kind is float and setting.name != "stop_at":
@@ -130,13 +130,13 @@ def test_environments_have_a_spec_or_are_refused_in_one_line():
     *(envs.Config(env_options=x) for x in options),
     *(envs.Config(f"{x}{y}") for x in ("seedx:", "jax:") for y in _TEXTS),
   ]
-  taken = 0
+  accepted = 0
   for config in asked:
     if config.env == "a:b":  # It would be made in a process of its own.
       continue
     try:
       envs.spec(config)
-      taken += 1
+      accepted += 1
     except types.ConfigError as error:
       assert "\n" not in str(error)
-  assert 2 < taken < len(asked) / 2
+  assert 2 < accepted < len(asked) / 2

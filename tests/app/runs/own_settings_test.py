@@ -1,4 +1,4 @@
-"""Settings of a user's own pipeline and agent, defined by their fields."""
+"""Settings that a user's own pipeline and agent define as fields."""
 
 import copy
 import dataclasses
@@ -28,7 +28,7 @@ class Agent(a2c.Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(sync.Config):
-  """A pipeline with a setting for each `changes`."""
+  """A pipeline with a setting for each value of `changes`."""
 
   agent: base.Config = Agent()
   width: int = 8

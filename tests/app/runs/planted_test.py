@@ -30,7 +30,7 @@ _KINDS = {
   "a file of zeros": lambda x, outside: x.write_bytes(bytes(1000)),
   "a directory with files": lambda x, outside: shutil.copytree(outside, x),
 }
-# OWN is replaced by the env steps of the run's checkpoint.
+# Names of planted files. OWN stands for the env steps of the run's checkpoint.
 _NAMES = (
   "config.json",
   "metrics.jsonl",
@@ -85,7 +85,7 @@ def _own(trained):
 
 
 def _state(folder):
-  """Returns the content of a directory, without reading what blocks."""
+  """Returns modes and contents in a folder; reads only regular files."""
   state = {}
   for path in [folder, *sorted(folder.rglob("*"))]:
     status = path.lstat()
@@ -104,8 +104,8 @@ def _remove(path):
     path.unlink(missing_ok=True)
 
 
-def _meets(command, name, kind, trained, folder, capfd):
-  """Runs a command on a directory with a planted file; checks the outside."""
+def _run_on_planted(command, name, kind, trained, folder, capfd):
+  """Returns a command's status, and whether a planted file survives it."""
   outside, run_dir = folder / "outside", folder / "run"
   outside.mkdir(parents=True)
   (outside / "own").write_text("the user's own")
@@ -134,9 +134,9 @@ def _meets(command, name, kind, trained, folder, capfd):
   assert status == 0 or "error: " in output, case
   assert seconds < 30, case
   assert _state(outside) == original, case
+  # An empty directory may be removed, since a killed run may leave one.
   if kind == "a directory with files" and "/OWN" not in name:
     assert _state(planted) == original, case
-  # An empty directory may be what is left of a checkpoint of a killed run.
   return status, planted.is_symlink() or (
     planted.exists() and inside == planted.lstat().st_mode
   )
@@ -150,10 +150,10 @@ def test_planted_files_in_a_run_are_not_followed(
 ):
   monkeypatch.chdir(tmp_path)
   ended = [
-    _meets(command, name, kind, trained, tmp_path / str(k), capfd)[0]
+    _run_on_planted(command, name, kind, trained, tmp_path / str(k), capfd)[0]
     for k, name in enumerate(_NAMES)
   ]
-  # Most names do not affect most commands.
+  # Most commands do not use most of the names, and succeed.
   assert ended.count(0) >= len(_NAMES) // 3
 
 
@@ -163,25 +163,26 @@ def test_nothing_begins_in_a_directory_with_a_taken_name(
   command, kind, trained, tmp_path, monkeypatch, capfd
 ):
   if command == "sweep":
-    pytest.importorskip("ray.tune")  # It does not start.
+    pytest.importorskip("ray.tune")  # Ray does not start.
   monkeypatch.chdir(tmp_path)
   for name in _BEGIN[command].split():
-    status, is_there = _meets(
+    status, is_kept = _run_on_planted(
       command, name, kind, trained, tmp_path / name, capfd
     )
-    assert status == 2 and is_there
+    assert status == 2 and is_kept
     left = [x.name for x in (tmp_path / name / "run").iterdir()]
     assert left == [name]
 
 
 @pytest.mark.slow
 def test_a_sweep_keeps_files_that_it_does_not_write(started, tmp_path):
-  """The test above covers the names that it writes."""
+  """The test above covers the names that a sweep writes."""
   outside, run_dir = tmp_path / "outside", tmp_path / "run"
   run_dir.mkdir()
   outside.mkdir()
   (outside / "own").write_text("the user's own")
-  for k, kind in enumerate(_KINDS.keys() - {"a sparse file"}):  # It is read.
+  # `_state` would read a sparse file.
+  for k, kind in enumerate(_KINDS.keys() - {"a sparse file"}):
     _KINDS[kind](run_dir / str(k), outside)
   for name in ("config", "sweep", "trials", "tune"):
     (run_dir / f"{name}.unfinished").symlink_to(outside / "own")
@@ -198,10 +199,10 @@ def test_a_sweep_keeps_files_that_it_does_not_write(started, tmp_path):
 def test_an_evaluation_does_not_write_through_a_link(
   trained, tmp_path, monkeypatch, capfd
 ):
-  """The shortest case of the slow test above."""
+  """The shortest case of `test_planted_files_in_a_run_are_not_followed`."""
   monkeypatch.chdir(tmp_path)
   name = "checkpoints/evaluation-OWN.json"
-  status, is_link = _meets(
+  status, is_link = _run_on_planted(
     "evaluate", name, "a link to a file", trained, tmp_path / "x", capfd
   )
   assert status == 0 and not is_link

@@ -50,7 +50,7 @@ class _BeganError(Exception):
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-  """Returns directories of an experiment's run and of a script's."""
+  """Returns a folder with an experiment's run and a script's run."""
   folder = tmp_path_factory.mktemp("begun")
   words = (*SMALL, "--run-dir", str(folder / "program"))
   config = sync.Config(
@@ -121,7 +121,7 @@ VECTORS = {
 
 @pytest.fixture
 def theirs(begun, tmp_path, monkeypatch):
-  """Writes such a directory; its code must not run or change `sys.path`."""
+  """Writes a run of `VECTORS`; its code must not run or change `sys.path`."""
 
   def write(case):
     run, changes, reason = VECTORS[case]
@@ -134,7 +134,7 @@ def theirs(begun, tmp_path, monkeypatch):
       assert name in where
       where[name] = value
     (folder / "config.json").write_text(json.dumps(content))
-    monkeypatch.chdir(folder)  # Where the module could be imported.
+    monkeypatch.chdir(folder)  # `theirs` can be imported from here.
     return folder, reason
 
   original = list(sys.path)
@@ -203,7 +203,7 @@ def test_a_directory_is_read_for_plots_without_running_it(theirs):
   assert run_dirs.read(folder).env == "theirs:make"
 
 
-def test_code_of_seedx_is_trusted():
+def test_only_environments_and_transforms_of_seedx_are_trusted():
   transform = "seedx.envs.transforms:hide_velocities"
   assert not envs.code_in({"observation_transform": transform})
   assert not envs.code_in({"env": "Pong-v5", "env_options": {"size": 5}})

@@ -104,13 +104,13 @@ def test_a_budget_of_seconds_ends_a_run(tmp_path):
 def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
   tmp_path, monkeypatch, capfd
 ):
-  ended = []
+  calls = []
 
   def run(given, words, seed, run_dir, stop):
-    ended.append((words, seed))
+    calls.append((words, seed))
     if words == "ppo":
       raise types.ConfigError("seedx train ppo ended with status 1: no memory")
-    if len(ended) == 6:
+    if len(calls) == 6:
       os.kill(os.getpid(), signal.SIGINT)
       assert stop.wait(60)
       return None
@@ -124,7 +124,7 @@ def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
   assert "| `a2c` | 5.0 |" in output.out and "ppo" not in output.out
   assert "4/4 ppo, seed 1, about 0 min left" in output.err
   assert "ended with status 1: no memory" in output.err
-  ended[:] = [("a2c", 0)] * 3
+  calls[:] = [("a2c", 0)] * 3
   assert compare.main([*words, str(tmp_path / "b"), "--seeds", "3"]) == 130
   assert "| `a2c` | 5.0 |" in capfd.readouterr().out
 

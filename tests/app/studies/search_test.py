@@ -15,7 +15,7 @@ def test_draws_cover_a_log_range_and_a_whole_number_range():
   draws = search.drawn(space, 3_000, seed=0)
   rates = [float(x["rate"]) for x in draws]
   assert 1e-4 <= min(rates) < 1.1e-4 and 9e-3 < max(rates) <= 1e-2
-  # Half of the logarithms are below their middle, within five deviations.
+  # Half of the logarithms are below -3, within five standard deviations.
   below = sum(math.log10(x) < -3 for x in rates)
   assert abs(below - 1_500) < 5 * math.sqrt(3_000 / 4)
   for length in "234":

@@ -147,7 +147,9 @@ def test_if_all_trials_fail_none_is_the_best(tmp_path, capsys):
   assert not (tmp_path / "best").exists()
 
 
-def test_a_failed_run_of_the_best_is_left_out_of_its_mean(tmp_path, capsys):
+def test_a_failed_run_of_the_best_trial_is_left_out_of_its_mean(
+  tmp_path, capsys
+):
   failed = {"trials/001": "no disk", "best/2": "no memory"}
   assert run_search(tmp_path, failed) == 1
   *_, default, best, failure, _ = capsys.readouterr().out.splitlines()
@@ -291,7 +293,7 @@ def left_behind(folder):
 
 
 @pytest.mark.slow
-def test_no_other_machine_reaches_a_sweep_of_one_machine(
+def test_no_other_machine_can_reach_a_sweep_of_one_machine(
   started, tmp_path, monkeypatch
 ):
   """Ray and trials listen on 127.0.0.1 only, and no file has Ray's token."""
