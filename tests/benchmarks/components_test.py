@@ -10,7 +10,7 @@ from benchmarks import accelerator, components, matrix_products
 from seedx.app.benchmark import work
 
 
-def test_operations_of_products_and_convolutions_are_counted_by_hand():
+def test_operations_of_products_and_convolutions_are_counted():
   def program(x, y, image, kernel):
     def body(carry, _):
       return carry @ y, ()
@@ -22,15 +22,18 @@ def test_operations_of_products_and_convolutions_are_counted_by_hand():
 
   shapes = (3, 4), (4, 4), (2, 5, 8, 8), (6, 5, 3, 3)
   jaxpr = jax.make_jaxpr(program)(*map(jnp.ones, shapes)).jaxpr
-  product, own = 2 * 3 * 4 * 4, 2 * 3 * 4
+  product, dot_products = 2 * 3 * 4 * 4, 2 * 3 * 4
   convolution = 2 * (2 * 6 * 6 * 6) * (5 * 3 * 3)
-  assert matrix_products.operations(jaxpr) == 9 * product + convolution + own
+  assert (
+    matrix_products.operations(jaxpr)
+    == 9 * product + convolution + dot_products
+  )
 
 
 @pytest.mark.parametrize(
   "words", [words for words, _ in (*accelerator.RUNS, *accelerator.MORE_RUNS)]
 )
-def test_what_is_measured_on_an_accelerator_can_be_run(words):
+def test_command_lines_of_the_accelerator_benchmark_are_valid(words):
   work.config_of(words, "")
 
 
@@ -44,7 +47,7 @@ def test_components_have_a_cost():
 
 
 @pytest.mark.long
-def test_streams_and_products_are_figures(tmp_path, capsys):
+def test_the_program_reports_figures_of_streams_and_products(tmp_path, capsys):
   output = tmp_path / "found.jsonl"
   words = "--streams 3,5 --products a2c --seconds 0.5 --output"
   assert components.main([*words.split(), str(output)]) == 0
