@@ -125,7 +125,7 @@ def test_a_failing_command_fails_the_notebook(tmp_path):
 
 
 @pytest.mark.slow
-def test_outputs_keep_warnings_but_no_paths(tmp_path):
+def test_outputs_keep_warnings_but_not_the_working_directory(tmp_path):
   source = (
     "import os, sys, warnings\n"
     "warnings.warn('old')\n"

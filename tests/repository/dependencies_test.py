@@ -82,7 +82,7 @@ def required():
 
 @pytest.fixture(scope="module")
 def table():
-  """Folders that import each requirement and the reason, by CONTRIBUTING."""
+  """Rows of CONTRIBUTING.md's table: importing folders and reason, by name."""
   text = (programs.ROOT / "CONTRIBUTING.md").read_text()
   (section,) = re.findall(r"^## Dependencies$(.*?)^## ", text, re.M | re.S)
   rows = re.findall(r"^\| (`.*) \| (.*) \| (.*) \|$", section, re.M)

@@ -76,7 +76,7 @@ _HOST_NAMES = {"process_index", "process_count", "multihost_utils"}
 
 
 def _place(module):
-  """Returns the floor and the room (an entry of `_FLOORS`) of a module."""
+  """Returns a module's floor (from 0) and room (a name in `_FLOORS`)."""
   for floor, rooms in enumerate(_FLOORS):
     for room in rooms:
       if module == room or module.startswith(room + "."):
@@ -138,7 +138,7 @@ def _forbidden(module, source):
 
 
 def _is_forbidden(module, name):
-  """Returns whether an import goes up, or between separate rooms."""
+  """Returns whether an import goes up, or connects separate rooms."""
   floor, room = _place(module)
   if name.partition(".")[0] == "argparse":
     return floor != _place("seedx.app")[0]
@@ -175,10 +175,10 @@ def test_imports_only_go_down_the_floors():
     ("seedx.__main__", "import experiments.impala"),
     # Imports of one leaf by another.
     ("seedx.losses.vtrace", "def f():\n  import seedx.networks"),
-    # Between acting and learning.
+    # Imports between acting and learning.
     ("seedx.acting.unroll_server", "from seedx.learning import experience"),
     ("seedx.acting.inference", "if TYPE_CHECKING:\n  import seedx.learning"),
-    # A command line below the application.
+    # Command lines below the application.
     ("seedx.pipelines.seed", "def f():\n  import argparse"),
     # Imports by a function call.
     (
@@ -187,7 +187,7 @@ def test_imports_only_go_down_the_floors():
     ),
     ("seedx.wire.client", "x = import_module('seedx.envs', None)"),
     ("experiments.impala", "__import__('experiments.a3c')"),
-    # Between experiments.
+    # Imports between experiments.
     ("experiments.impala", "def f():\n  import experiments.impala_too"),
     ("experiments.impala", "from experiments.a3c import main"),
   ],

@@ -43,8 +43,8 @@ class Environment:
     )
     self.bin = folder / "bin"
     (site,) = (folder / "lib").glob("python*/site-packages")
-    # That directory may have a .pth file with the repository. Python does not
-    # follow it from here.
+    # Python ignores .pth files in the directory of requirements, such as one
+    # with the path of the repository.
     requirements = sysconfig.get_paths()["purelib"]
     (site / "requirements.pth").write_text(requirements + "\n")
     self.site = site
@@ -210,7 +210,7 @@ def test_a_users_folder_experiments_takes_precedence(kind, tmp_path, request):
   folder = tmp_path / "experiments"
   folder.mkdir()
   for name in ("mine", "a2c"):
-    (folder / f"{name}.py").write_text(app_test.OWN)
+    (folder / f"{name}.py").write_text(app_test.CUSTOM)
   if kind == "checkout":
     # The user's repository has seedx as a submodule.
     (tmp_path / "seedx").symlink_to(environment.home / "seedx")

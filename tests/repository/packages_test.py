@@ -58,7 +58,7 @@ def test_the_requirements_of_an_actor_are_a_subset_without_jax():
 
 
 def installed_as_an_image(role, folder):
-  """Installs like a Dockerfile, in a new environment; returns its `bin`."""
+  """Installs as a Dockerfile does, in a new environment; returns its `bin`."""
   home = install_test.copied(folder / "copy")
   for name in ("requirements-actor.txt", "constraints.txt"):
     shutil.copy(programs.ROOT / name, home)

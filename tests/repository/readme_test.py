@@ -25,7 +25,7 @@ PAGES = [_README, _INDEX] + [
   _INDEX.parent / name
   for name in re.findall(r"\]\((\w+\.md)\)", _INDEX.read_text())
 ]
-# Additional options of a command that contains a text, so that it ends soon.
+# Options that make a command end soon, by a text that the command contains.
 _SHORT = {
   "Pong-v5": "--total-steps 2000",
   "seedx compare": "--total-steps 3000 --seeds 1",
@@ -35,7 +35,7 @@ _SHORT = {
   "gorila": "--total-steps 12000",
   "": "--total-steps 5000",
 }
-# A fake of the library.
+# A fake of the library of Weights & Biases.
 _WANDB = """
 class Run:
   def log(self, line, step):
@@ -150,7 +150,7 @@ def test_a_command_succeeds(command, place):
 
 
 def parse(name, words, monkeypatch):
-  """Runs a program or an experiment without its work."""
+  """Checks that a program or an experiment accepts words; does no work."""
   parsed = []
 
   def work(*arguments, **_):
@@ -252,7 +252,7 @@ def test_a_script_trains_and_acts(place, name):
     assert 1 <= float(played[0].split()[-1]) <= 500
 
 
-def test_python_without_a_file_name_runs():
+def test_python_code_without_a_file_name_runs():
   unnamed = [x for x in blocks("python") if not re.match(r"# \w+\.py\n", x)]
   assert unnamed
   for block in unnamed:
@@ -290,7 +290,7 @@ def test_error_messages_link_to_sections_that_exist():
   code = "".join(x.read_text() for x in (_ROOT / "seedx").rglob("*.py"))
   linked = re.findall(r"""types\.see\(["']([\w-]+)["']\)""", code)
   assert linked and len(linked) == code.count("types.see(")
-  # Two more headings are the titles of the page and of its table.
+  # The page has two more headings: its title, and that of its table.
   sections = anchors(_INDEX.parent / "trouble.md")
   assert {*linked} < sections and len(sections) == len({*linked}) + 2
 

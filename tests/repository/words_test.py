@@ -1,9 +1,9 @@
-"""Everything that a person reads is plain English: a floor for it.
+"""A search for text that is not plain English: a floor, not the goal.
 
-CONTRIBUTING.md has the rules and a glossary. A finding is a sentence or a name
-to write afresh, not a word to replace. Where a phrase is about people, or is
-the best one for another reason, the comment `# words: REASON` on its line (of a
-docstring: behind the closing quotes) excepts it.
+CONTRIBUTING.md has the rules. After a finding, rewrite the whole sentence or
+name; do not only replace the word. If a phrase is about people, or is the best
+one for another reason, exempt it with the comment `# words: REASON` on its
+line; for a docstring, the comment stands behind the closing quotes.
 """
 
 import ast
@@ -18,7 +18,7 @@ import pytest
 _ROOT = pathlib.Path(__file__).parents[2]
 _CODE = ("seedx", "experiments", "benchmarks", "examples", "tests", "colab")
 _PAGES = ("*.md", "docs/*.md", ".ci/*.md", "colab/*.md")
-# A docstring, or an entry in it, that begins so lacks its noun or its verb.
+# A docstring or an entry that begins with such a word lacks its noun or verb.
 _START = re.compile(
   r"\W*(?:also|as|at|by|else|for|from|in|of|on|per|so|than|that|then|these|those|"
   r"to|until|what|when|where|which|who|whom|whose|with|within|without)\b",
@@ -51,7 +51,7 @@ _PERSON = re.compile(
 _NAMES = frozenset(
   ["found", "known", "least", "most", "said", "says", "tells", "told"]
 )
-# Words of a function's or a test's name.
+# Words that no function's or test's name may have.
 _NAME_WORDS = frozenset(
   [
     "nobody",
@@ -107,23 +107,23 @@ def _beginnings(docstring: str) -> Iterator[str]:
         yield line.strip()
 
 
-def _excepted(lines: list[str], last: int) -> bool:
+def _is_exempt(lines: list[str], last: int) -> bool:
   return "# words:" in lines[last - 1]
 
 
 def in_code(source: str) -> list[tuple[int, str]]:
-  """Returns the findings in a Python file: lines, and what is there."""
+  """Returns the findings in a Python file: line numbers and phrases."""
   tree, lines = ast.parse(source), source.splitlines()
   findings, texts = [], set()
   for text in _docstrings(tree):
     texts.add(id(text))
-    if not _excepted(lines, text.end_lineno):
+    if not _is_exempt(lines, text.end_lineno):
       findings += [(text.lineno, x) for x in _beginnings(text.value)]
       findings += [(text.lineno, x) for x in _phrases(text.value)]
   for node in ast.walk(tree):
     match node:
       case ast.Constant(value=str() as text) if id(node) not in texts:
-        if text.count(" ") >= 2 and not _excepted(lines, node.end_lineno):
+        if text.count(" ") >= 2 and not _is_exempt(lines, node.end_lineno):
           findings += [(node.lineno, x) for x in _phrases(text)]
       case (
         ast.Name(id=name, ctx=ast.Store())
@@ -135,19 +135,21 @@ def in_code(source: str) -> list[tuple[int, str]]:
       case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
         if name.strip("_") in _NAMES or _NAME_WORDS & {*name.split("_")}:
           findings.append((node.lineno, f"the name {name}"))
-  comment, began = "", 0
+  comment, first_line = "", 0
   for token in tokenize.generate_tokens(io.StringIO(source).readline):
     if token.type == tokenize.COMMENT:
       text = token.string.lstrip("#: ")
       alone = not token.line[: token.start[1]].strip()
       if (
-        comment and alone and token.start[0] == began + comment.count("\n") + 1
+        comment
+        and alone
+        and token.start[0] == first_line + comment.count("\n") + 1
       ):
         comment += "\n" + text
       else:
-        findings += _in_comment(comment, began)
-        comment, began = text, token.start[0]
-  findings += _in_comment(comment, began)
+        findings += _in_comment(comment, first_line)
+        comment, first_line = text, token.start[0]
+  findings += _in_comment(comment, first_line)
   return sorted(set(findings))
 
 
@@ -172,7 +174,7 @@ def in_page(text: str) -> list[tuple[int, str]]:
 
 
 def everything() -> Iterator[tuple[str, int, str]]:
-  """Yields the findings of all files: path, line, and what is there."""
+  """Yields the findings of all files: path, line number and phrase."""
   for folder in _CODE:
     for path in sorted((_ROOT / folder).rglob("*.py")):
       if path == pathlib.Path(__file__):
