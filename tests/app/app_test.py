@@ -108,7 +108,7 @@ def documented_metrics():
     ),
   ],
 )
-def test_any_pipeline_trains_is_loaded_and_resumes(
+def test_any_pipeline_trains_a_run_that_can_be_loaded_and_resumed(
   pipeline, name, tmp_path, capfd
 ):
   config = config_of(pipeline, name)
@@ -524,7 +524,7 @@ def python(folder, *words):
     *(
       pytest.param(*case, marks=pytest.mark.long)
       for case in (
-        # They have names of seedx's experiments, but do not come with seedx.
+        # These files have names of seedx's experiments, but are custom.
         ("a2c.py", ["a2c.py"], "a2c:EXPERIMENT"),
         ("experiments/a2c.py", ["-m", "experiments.a2c"], "experiments.a2c:"),
       )

@@ -196,7 +196,7 @@ def test_options_that_may_make_a_simulator_read_files_need_trust(
   assert code == ({} if plain else {"env_options": options})
 
 
-def test_a_directory_is_read_for_plots_without_running_it(theirs):
+def test_a_directory_is_read_for_plots_without_running_its_code(theirs):
   folder, _ = theirs("environment")
   line = {"env_steps": 9, "wall_seconds": 1.0, "episode_return": 1.0}
   (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
