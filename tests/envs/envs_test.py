@@ -84,7 +84,7 @@ def test_an_episode_of_one_step_goes_from_first_to_last():
   )
 
 
-def test_a_reward_of_the_reset_is_dropped():
+def test_a_reward_at_a_reset_is_dropped():
   environment = make(
     "CheetahRun-v1", 4, options={"max_episode_steps": 10}, seed=1
   )
@@ -93,7 +93,7 @@ def test_a_reward_of_the_reset_is_dropped():
   first = rows.timestep.step_type == FIRST
   assert first.sum() == 40
   np.testing.assert_array_equal(rows.timestep.reward[first], 0)
-  # Without any reward in EnvPool this test would be empty.
+  # If all rewards were 0, the check above would prove nothing.
   assert (rows.timestep.reward[~first] > 0).any()
 
 
@@ -107,7 +107,7 @@ def test_a_reset_clears_episode_returns():
   np.testing.assert_array_equal(rows.episode_return[-1], 6)
 
 
-def test_asynchronous_streams_equal_synchronous_ones():
+def test_asynchronous_rows_equal_synchronous_ones():
   num_envs, batch_size, length = 8, 3, 60
   options = {"max_episode_steps": 25}
   environment = make(
@@ -117,23 +117,23 @@ def test_asynchronous_streams_equal_synchronous_ones():
     num_threads=2,
     options=options,
   )
-  streams = [[] for _ in range(num_envs)]
-  while min(map(len, streams)) < length:
+  received = [[] for _ in range(num_envs)]
+  while min(map(len, received)) < length:
     row = environment.recv()
     assert len(row.index) == len(set(row.index.tolist())) == batch_size
-    ages = np.array([len(streams[env]) for env in row.index])
-    environment.send(row.index, ages // 2 % 2)
+    num_received = np.array([len(received[env]) for env in row.index])
+    environment.send(row.index, num_received // 2 % 2)
     leaves = *row.timestep, row.episode_return
     for k, env in enumerate(row.index):
-      streams[env].append([leaf[k] for leaf in leaves])
+      received[env].append([leaf[k] for leaf in leaves])
   step = iter(range(length))
   rows = run(
     make("CartPole-v1", num_envs, options=options),
     length,
     lambda row: np.full(num_envs, next(step) // 2 % 2),
   )
-  for env, stream in enumerate(streams):
-    actual = map(np.stack, zip(*stream[:length], strict=True))
+  for env, env_rows in enumerate(received):
+    actual = map(np.stack, zip(*env_rows[:length], strict=True))
     expected = *rows.timestep, rows.episode_return
     for leaf, expected_leaf in zip(actual, expected, strict=True):
       np.testing.assert_allclose(leaf, expected_leaf[:, env])
@@ -147,7 +147,7 @@ def test_environment_k_of_seed_s_is_environment_0_of_seed_s_plus_k():
   assert (many.observation[0, 0] != many.observation[0, 1]).any()
 
 
-def test_integer_observations():
+def test_an_integer_observation_has_a_discrete_spec():
   environment = make("Taxi-v3", 4)
   assert environment.spec == envs.spec(envs.Config("Taxi-v3"))
   spec = environment.spec.observation
@@ -175,11 +175,11 @@ def test_continuous_actions_are_clipped():
     actions = np.full((2, 6), action, np.float32)
     return run(make("HalfCheetah-v4", 2), 8, lambda row: actions).timestep
 
-  within, beyond, below = timestep(1), timestep(70), timestep(-70)
-  np.testing.assert_array_equal(within.reward, beyond.reward)
-  np.testing.assert_array_equal(within.observation, beyond.observation)
+  within, above, below = timestep(1), timestep(70), timestep(-70)
+  np.testing.assert_array_equal(within.reward, above.reward)
+  np.testing.assert_array_equal(within.observation, above.observation)
   np.testing.assert_array_equal(timestep(-1).reward, below.reward)
-  assert (below.reward != beyond.reward).any()
+  assert (below.reward != above.reward).any()
 
 
 def test_64_bit_observations_are_narrowed():
@@ -205,7 +205,7 @@ def test_dicts_stay_nested_and_include_info_entries():
     )
 
 
-def test_atari_specs():
+def test_atari_specs_follow_the_options():
   def spec(**options):
     return envs.spec(envs.Config("Pong-v5", options))
 
@@ -246,7 +246,7 @@ def test_images_have_their_channels_first(env_id, key, shape):
 
 @pytest.mark.slow
 def test_atari_return_is_the_score_on_the_screen():
-  """Lost lives and clipped rewards do not change it. RAM has the score."""
+  """The return is exact although lives are lost and rewards are clipped."""
   environment = make(
     "SpaceInvaders-v5",
     8,
@@ -264,6 +264,7 @@ def test_atari_return_is_the_score_on_the_screen():
   timestep = (rows := run(environment, 1200, uniform(6))).timestep
   game_ended = np.isfinite(rows.episode_return)
   ram = timestep.observation["ram"].astype(np.int64)
+  # These bytes of the RAM have the four decimal digits of the score.
   score = _decimal(ram[..., 104]) + 100 * _decimal(ram[..., 102])
   np.testing.assert_array_equal(
     rows.episode_return[game_ended], score[game_ended]
@@ -271,14 +272,14 @@ def test_atari_return_is_the_score_on_the_screen():
   last = timestep.step_type == LAST
   assert timestep.reward.max() == 1
   assert np.nanmax(rows.episode_return) > 10
-  # All three ways to end an episode occur: life, game and time limit.
+  # Episodes end in all three ways: by a lost life, a lost game, a time limit.
   life_lost = last & ~game_ended
   time_limit = game_ended & (timestep.observation["lives"] > 0)
   assert life_lost.sum() > 10
   assert time_limit.sum() > 3
   assert (game_ended & ~time_limit).sum() > 3
   np.testing.assert_array_equal(timestep.discount == 0, last & ~time_limit)
-  # After a life loss the game and EnvPool's count continue.
+  # After a lost life, the game and EnvPool's count of steps continue.
   first = timestep.step_type == FIRST
   np.testing.assert_array_equal(first[1:], last[:-1])
   assert (timestep.observation["elapsed_step"][first] > 0).any()
@@ -288,10 +289,10 @@ def _decimal(byte):
   return (byte >> 4) * 10 + (byte & 15)
 
 
-# Several choices at once
+# Actions of several choices
 
 
-def test_each_choice_reaches_the_environment():
+def test_each_choice_of_an_action_reaches_the_environment():
   """Turns face k of cube k, and turns it back."""
   environment = make("RubiksCube-v0", 6)
   spec = environment.spec.action
@@ -367,7 +368,7 @@ def test_the_action_mask_is_found(config, mask):
 @pytest.mark.parametrize(
   ("env_id", "shape"),
   [
-    # Two joint masks, and two with a row for each choice.
+    # Two masks of joint actions, and two masks with a row for each choice.
     ("FlatPack-v0", (25 * 4 * 9 * 9,)),
     ("Tetris-v0", (4 * 10,)),
     ("Connector-v2", (10, 5)),
@@ -404,29 +405,29 @@ def test_a_joint_action_is_its_index_in_the_flat_mask():
   [
     envs.Config("CartPole-v1", action_mask="legal"),
     envs.Config("Game2048-v1", action_mask="board"),
-    # The mask's shape would fit two actions, but not this action's choices.
+    # The mask has two numbers, but Minesweeper has 100 joint actions.
     envs.Config(
       "Minesweeper-v0", action_mask="mask", observation_transform=WITH_A_MASK
     ),
   ],
 )
-def test_an_unknown_action_mask_is_refused(config):
+def test_an_action_mask_that_is_missing_or_does_not_fit_is_refused(config):
   message = f"{config.env}: expected action_mask.*{config.action_mask!r}"
   with pytest.raises(types.ConfigError, match=message):
     envs.spec(config)
 
 
 def legal_moves(board):
-  """Returns whether up, right, down and left move or merge a tile of 2048."""
+  """Returns whether each move (up, right, down, left) changes the board."""
   legal = []
-  for turns in (1, 2, 3, 0):  # Rotates the board so that the move is left.
+  for turns in (1, 2, 3, 0):  # After the turns, each move is one to the left.
     rotated = np.rot90(board, turns)
     left, right = rotated[:, :-1], rotated[:, 1:]
     legal.append(bool(np.any((right > 0) & ((left == 0) | (left == right)))))
   return legal
 
 
-def test_masks_are_the_legal_moves_and_all_moves_when_an_episode_ends():
+def test_masks_have_the_legal_moves_and_on_last_steps_all_moves():
   rng = np.random.default_rng(0)
 
   def legal(row):
@@ -506,7 +507,7 @@ def test_transformed_observations_of_64_bits_are_narrowed():
   assert observation["integers"].tolist() == [0, 1, 2]
 
 
-def test_transforms_see_info_and_unchanged_parts_keep_their_specs():
+def test_transforms_get_info_entries_and_unchanged_parts_keep_their_specs():
   config = envs.Config(
     "CartPole-v1",
     {},
@@ -536,7 +537,7 @@ def test_a_transform_may_return_a_mask_that_is_a_view():
   assert rows.timestep.observation["action_mask"].all()
 
 
-def test_hide_velocities_by_its_name():
+def test_the_transform_hide_velocities_is_found_by_its_name():
   hide = "seedx.envs.transforms:hide_velocities"
   config = envs.Config("CartPole-v1", observation_transform=hide)
   rows = run(start(config, 3), 20, constant(1))
@@ -605,7 +606,7 @@ def test_wrong_configs_are_refused(config, message):
     envs.spec(config)
 
 
-def test_a_missing_library_repeats_envpools_advice(monkeypatch):
+def test_the_error_for_a_missing_library_repeats_envpools_advice(monkeypatch):
   def fail(*args, **kwargs):
     raise ImportError("`apt install qtbase5-dev`")
 
@@ -629,7 +630,7 @@ def test_numbers_out_of_range_are_refused(numbers, message):
     envs.make(envs.Config("CartPole-v1"), **numbers)
 
 
-def test_rows_stay_valid_and_close_may_be_repeated():
+def test_rows_stay_unchanged_and_close_may_be_repeated():
   environment = make("CartPole-v1", 4)
   kept, copies = [], []
   for _ in range(50):

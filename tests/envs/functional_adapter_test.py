@@ -1,4 +1,4 @@
-"""Tests of seedx's and a user's environments of JAX functions, batched."""
+"""Tests of batched environments of JAX functions, seedx's and a user's."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from seedx import envs, types
 from seedx.envs import functional
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
-USERS = f"jax:{__name__}:counting"
+USERS_ENV = f"jax:{__name__}:counting"
 
 
 def make(env, num_envs, seed=0, batch_size=None, transform="", **options):
@@ -23,42 +23,48 @@ def make(env, num_envs, seed=0, batch_size=None, transform="", **options):
   return made
 
 
-def returns(environment, policy, rounds=4):
-  """Returns the returns of a policy of observations and a memory, `[B, F]`.
+def episode_returns(environment, policy, rounds=4):
+  """Returns episode returns of a policy `(observation, memory) -> action`.
 
-  The memory is the observation of step 0. The first episodes are left out,
-  since another policy may have begun them.
+  Both arguments are `[B, F]`; the memory is the observation of step 0. The
+  first episodes are left out, since another policy may have begun them.
   """
   all_returns, memory = [], None
   while len(all_returns) <= rounds:
     rows = environment.recv()
-    seen = rows.timestep.observation
-    memory = seen.copy() if memory is None else memory
+    observation = rows.timestep.observation
+    memory = observation.copy() if memory is None else memory
     first = rows.timestep.step_type == FIRST
-    memory[first] = seen[first]
+    memory[first] = observation[first]
     if (ended := ~np.isnan(rows.episode_return)).any():
       all_returns.append(rows.episode_return[ended])
-    environment.send(rows.index, policy(seen, memory).astype(np.int32))
+    environment.send(rows.index, policy(observation, memory).astype(np.int32))
   return np.concatenate(all_returns[1:])
 
 
-def test_memory_chain_returns_1_with_a_memory_and_0_without():
+def test_memory_chain_returns_1_with_a_memory_and_0_on_average_without():
   environment = make("seedx:MemoryChain", 1000, length=4)
-  with_memory = returns(environment, lambda seen, memory: memory[:, 2] > 0)
+  with_memory = episode_returns(
+    environment, lambda observation, memory: memory[:, 2] > 0
+  )
   assert (with_memory == 1).all()
-  without = returns(environment, lambda seen, memory: seen[:, 2] >= 0)
+  without = episode_returns(
+    environment, lambda observation, memory: observation[:, 2] >= 0
+  )
   assert abs(without.mean()) < 3.3 / len(without) ** 0.5
 
 
-def test_cued_deep_sea_is_solved_with_a_memory_and_half_the_time_without():
-  def memoryless(seen, memory):
-    """Moves right by the cue, then plays 1: right in half of the episodes."""
-    return np.where(seen[:, 0] == 1, seen[:, -1] > 0, 1)
+def test_cued_deep_sea_is_solved_with_a_memory_and_half_of_the_time_without():
+  def memoryless(observation, memory):
+    """Follows the cue in step 0; 1 then moves right in half of the episodes."""
+    return np.where(observation[:, 0] == 1, observation[:, -1] > 0, 1)
 
   environment = make("seedx:DeepSea", 1000, size=5, cued=True)
-  with_memory = returns(environment, lambda seen, memory: memory[:, -1] > 0)
+  with_memory = episode_returns(
+    environment, lambda observation, memory: memory[:, -1] > 0
+  )
   np.testing.assert_allclose(with_memory, 0.99, rtol=1e-5)
-  without = returns(environment, memoryless)
+  without = episode_returns(environment, memoryless)
   assert set(np.round(without, 3)) == {np.float32(0.99), np.float32(-0.002)}
   assert abs((without > 0).mean() - 0.5) < 3.3 * 0.5 / len(without) ** 0.5
 
@@ -91,7 +97,7 @@ def test_environment_k_of_seed_s_is_environment_0_of_seed_s_plus_k():
   assert (three[:, 0] != three[:, 1]).any()
 
 
-def test_recv_returns_what_is_ready_and_waits_for_the_rest():
+def test_recv_returns_ready_rows_and_waits_for_missing_ones():
   environment = make("seedx:MemoryChain", 4, batch_size=2)
   first, second = environment.recv(), environment.recv()
   np.testing.assert_array_equal(first.index, [0, 1])
@@ -108,7 +114,7 @@ def test_recv_returns_what_is_ready_and_waits_for_the_rest():
   assert (received[0].timestep.step_type == MID).all()
 
 
-def test_a_recv_of_all_environments_is_sorted_by_index():
+def test_rows_of_all_environments_are_sorted_by_index():
   environment = make("seedx:MemoryChain", 4, length=3)
   bits = environment.recv().timestep.observation[:, 2]
   for index in ([3, 1], [0], [2]):
@@ -139,8 +145,8 @@ def test_transforms_and_errors_work_as_in_other_environments():
     ("seedx:DeepSea", {"size": 1}, "size from 2 to 100, found 1"),
     ("seedx:MemoryChain", {"length": 2.5}, "length of type int, found 2.5"),
     # A user's functions.
-    (USERS, {"wrong": True}, "object without observation"),
-    (USERS, {"size": 1}, "unexpected keyword"),
+    (USERS_ENV, {"wrong": True}, "object without observation"),
+    (USERS_ENV, {"size": 1}, "unexpected keyword"),
     ("jax:nowhere:counting", {}, "jax:"),
   ],
 )
@@ -155,13 +161,13 @@ class Counting(functional.Episodic):
   observation = dm_env.specs.Array((1,), np.float32, "observation")
   action = dm_env.specs.BoundedArray((2,), np.float32, -1.0, 1.0, "action")
   time_limit = 3
-  traced = 0
+  num_traces = 0
 
   def reset(self, rng_key):
     return jnp.int32(0)
 
   def act(self, state, action, rng_key):
-    Counting.traced += 1
+    Counting.num_traces += 1
     return functional.Outcome(state + 1, action[1], False)
 
   def observe(self, state):
@@ -173,15 +179,15 @@ def counting(wrong=False):
 
 
 def test_a_users_functions_make_an_environment():
-  environment = make(USERS, 2)
+  environment = make(USERS_ENV, 2)
   received = []
   for _ in range(5):
     rows = environment.recv()
     received.append(rows)
     environment.send(rows.index, np.array([[0, 0.5], [0, 7]], np.float32))
   steps = [x.timestep for x in received]
-  seen = [x.observation[0, 0] for x in steps]
-  assert seen == [0, 1, 2, 3, 0]
+  observations = [x.observation[0, 0] for x in steps]
+  assert observations == [0, 1, 2, 3, 0]
   assert [x.step_type[0] for x in steps] == [FIRST, MID, MID, LAST, FIRST]
   # A time limit keeps the discount at 1.
   assert [x.discount[0] for x in steps] == [1] * 5
@@ -189,8 +195,8 @@ def test_a_users_functions_make_an_environment():
   np.testing.assert_array_equal(steps[4].reward, 0)
 
 
-def test_a_users_functions_count_as_code():
-  assert envs.code_in({"env": USERS}) == {"env": USERS}
+def test_code_in_names_functions_of_a_user_but_not_of_seedx():
+  assert envs.code_in({"env": USERS_ENV}) == {"env": USERS_ENV}
   assert not envs.code_in({"env": "seedx:DeepSea"})
 
 
@@ -209,8 +215,8 @@ envs.spec(envs.Config("seedx:Catch"))
 
 
 def test_few_programs_serve_all_numbers_of_rows():
-  environment = make(USERS, 8)
-  Counting.traced = 0
+  environment = make(USERS_ENV, 8)
+  Counting.num_traces = 0
   for size in range(1, 9):
     environment.send(np.arange(size), np.zeros((size, 2), np.float32))
-  assert Counting.traced <= 3
+  assert Counting.num_traces <= 3

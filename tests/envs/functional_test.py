@@ -25,47 +25,47 @@ CLEVER = {
 }
 
 
-def played(name):
-  """Yields steps of a Gymnasium environment, see `assert_same`."""
+def gymnasium_steps(name):
+  """Yields the steps of a Gymnasium environment as `assert_same` takes them."""
   env = gymnasium.make(name)
   random = np.random.default_rng(0)
   env.action_space.seed(0)
   zero, clever, steps = 0 * env.action_space.sample(), False, 0
   while steps < STEPS:
-    last_seen, _ = env.reset(seed=None if steps else 0)
+    before, _ = env.reset(seed=None if steps else 0)
     state = env.unwrapped.state
-    yield zero, state, last_seen, last_seen, 0, False, FIRST
-    over = False
-    while not over:
+    yield zero, state, before, before, 0, False, FIRST
+    ended = False
+    while not ended:
       state, action = env.unwrapped.state, env.action_space.sample()
       if clever and random.random() < 0.8:
         action = CLEVER[name](state)
-      seen, reward, terminated, truncated, _ = env.step(action)
-      over = terminated or truncated
-      kind = LAST if over else MID
-      yield action, state, last_seen, seen, reward, terminated, kind
-      last_seen, steps = seen, steps + 1
+      after, reward, terminated, truncated, _ = env.step(action)
+      ended = terminated or truncated
+      step_type = LAST if ended else MID
+      yield action, state, before, after, reward, terminated, step_type
+      before, steps = after, steps + 1
     clever = not clever and name in CLEVER
 
 
 def assert_same(env, steps, names=(), scale=0.0):
-  """Checks that an environment does the steps of a reference.
+  """Checks that an environment makes the same steps as a reference.
 
   Args:
     env: the environment.
     steps: tuples of an action, the state before it, the observations before and
       after it, the reward, whether the episode terminated, and the step type.
-    names: fields of the state that are set after each reset, since the
-      reference drew them. If empty, the whole state is set before each step, so
+    names: fields of the state that are set after each reset to what the
+      reference has drawn. If empty, the whole state is set before each step, so
       that rounding errors do not add up.
     scale: relative size of rounding errors; 0 for none.
 
   Returns:
-    Rewards, whether episodes terminated, and the step types.
+    The rewards, whether episodes terminated, and the step types.
   """
   columns = map(np.array, zip(*steps, strict=True))
-  actions, states, last_seen, seen, rewards, terminated, kinds = columns
-  first = kinds == FIRST
+  actions, states, before, after, rewards, terminated, step_types = columns
+  first = step_types == FIRST
   forced = np.roll(first, 1) if names else ~first
 
   def step(state, inputs):
@@ -87,24 +87,27 @@ def assert_same(env, steps, names=(), scale=0.0):
   observed, timestep = jax.device_get(
     scan(actions.astype(env.action.dtype), forced, states)
   )
-  np.testing.assert_array_equal(timestep.step_type, kinds)
+  np.testing.assert_array_equal(timestep.step_type, step_types)
   np.testing.assert_array_equal(timestep.discount, ~terminated)
   np.testing.assert_allclose(timestep.reward, rewards, rtol=scale, atol=scale)
   for actual, expected in (
-    (observed[forced], last_seen[forced]),
-    (timestep.observation[~first], seen[~first]),
+    (observed[forced], before[forced]),
+    (timestep.observation[~first], after[~first]),
   ):
     np.testing.assert_allclose(
       actual, expected, rtol=10 * scale, atol=2 * scale
     )
-  return rewards, terminated, kinds
+  return rewards, terminated, step_types
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1"])
 def test_classic_control_equals_gymnasium(name):
   env = functional.ENVIRONMENTS[name]()
-  _, terminated, kinds = assert_same(env, played(name), scale=1e-5)
-  assert np.sum((kinds == LAST) & ~terminated) > 0  # Time limits.
+  _, terminated, step_types = assert_same(
+    env, gymnasium_steps(name), scale=1e-5
+  )
+  # Some episodes reach the time limit.
+  assert np.sum((step_types == LAST) & ~terminated) > 0
   assert (np.sum(terminated) > 0) == (name != "Pendulum-v1")
 
 
@@ -133,34 +136,36 @@ def test_catch_equals_envpool():
   pool = envpool.make("Catch-v0", env_type="gymnasium", num_envs=1, seed=3)
   random, steps = np.random.default_rng(0), []
   while len(steps) < STEPS:
-    (last_seen,), *_ = pool.reset() if not steps else pool.step(np.array([0]))
+    (before,), *_ = pool.reset() if not steps else pool.step(np.array([0]))
     # EnvPool draws the column in which the ball falls.
-    column = np.flatnonzero(last_seen[0])
-    steps.append((0, column, last_seen, last_seen, 0, False, FIRST))
+    column = np.flatnonzero(before[0])
+    steps.append((0, column, before, before, 0, False, FIRST))
     terminated = False
     while not terminated:
       action = random.integers(3)
-      (seen,), (reward,), (terminated,), _, _ = pool.step(np.array([action]))
-      kind = LAST if terminated else MID
-      steps.append((action, column, last_seen, seen, reward, terminated, kind))
-      last_seen = seen
+      (after,), (reward,), (terminated,), _, _ = pool.step(np.array([action]))
+      step_type = LAST if terminated else MID
+      steps.append(
+        (action, column, before, after, reward, terminated, step_type)
+      )
+      before = after
   assert_same(bsuite.Catch(), steps, ("column",))
 
 
-def chain(length, bit, actions):
-  """Yields MemoryChain's episode: observations, rewards, ends."""
+def memory_chain(length, bit, actions):
+  """Yields an episode of MemoryChain: `(observation, reward, is_last)`."""
   for time in range(length + 2):
-    seen = [1 - min(time, length) / length, time == length, 0]
+    observation = [1 - min(time, length) / length, time == length, 0]
     if time == 0:
-      seen[2] = 1 if bit else -1
+      observation[2] = 1 if bit else -1
     reward = 0
     if time == length + 1:
       reward = 1 if actions[length] == bit else -1
-    yield seen, reward, time == length + 1
+    yield observation, reward, time == length + 1
 
 
-def sea(size, bit, actions):
-  """Yields DeepSea's episode: observations, rewards, ends."""
+def deep_sea(size, bit, actions):
+  """Yields an episode of DeepSea: `(observation, reward, is_last)`."""
   column = 0
   yield np.eye(size**2)[0], 0, False
   for row in range(size):
@@ -169,41 +174,43 @@ def sea(size, bit, actions):
       reward = -0.01 / size + (row == size - 1 == column)
     column = column + 1 if right else max(0, column - 1)
     last = row == size - 1
-    seen = np.zeros(size**2)
+    observation = np.zeros(size**2)
     if not last:
-      seen[(row + 1) * size + column] = 1
-    yield seen, reward, last
+      observation[(row + 1) * size + column] = 1
+    yield observation, reward, last
 
 
-def cued(size, bit, actions):
+def cued_deep_sea(size, bit, actions):
   cue = 2 * bit - 1
-  for seen, reward, last in sea(size, bit, actions):
-    yield np.append(seen, cue), reward, last
+  for observation, reward, last in deep_sea(size, bit, actions):
+    yield np.append(observation, cue), reward, last
     cue = 0
 
 
 @pytest.mark.parametrize(
   ("reference", "env", "size"),
   [
-    (chain, bsuite.MemoryChain(length=5), 5),
-    (sea, bsuite.DeepSea(size=4), 4),
-    (cued, bsuite.DeepSea(size=4, cued=True), 4),
+    (memory_chain, bsuite.MemoryChain(length=5), 5),
+    (deep_sea, bsuite.DeepSea(size=4), 4),
+    (cued_deep_sea, bsuite.DeepSea(size=4, cued=True), 4),
   ],
 )
 def test_bsuite_tasks_equal_references(reference, env, size):
   random, steps = np.random.default_rng(0), []
   while len(steps) < STEPS:
-    bit = 1 if reference is sea else random.integers(2)
-    # Often all actions go right, so that treasures are found.
+    bit = 1 if reference is deep_sea else random.integers(2)
+    # In a fifth of the episodes all actions are 1, so that treasures are found.
     actions = random.integers(2, size=size + 2)
     actions = actions if random.random() < 0.8 else 0 * actions + 1
     episode = list(reference(size, bit, actions))
-    last_seen = episode[0][0]
-    steps.append((0, [bit], last_seen, last_seen, 0, False, FIRST))
-    for action, (seen, reward, last) in zip(actions, episode[1:], strict=False):
-      kind = LAST if last else MID
-      steps.append((action, [bit], last_seen, seen, reward, last, kind))
-      last_seen = seen
+    before = episode[0][0]
+    steps.append((0, [bit], before, before, 0, False, FIRST))
+    for action, (after, reward, last) in zip(
+      actions, episode[1:], strict=False
+    ):
+      step_type = LAST if last else MID
+      steps.append((action, [bit], before, after, reward, last, step_type))
+      before = after
   assert_same(env, steps, ("bit",), scale=1e-7)
 
 
@@ -220,17 +227,17 @@ def test_breakout_equals_minatar():
     steps.append((0, (0, 0, 0), board(), board(), 0, False, FIRST))
     terminal = False
     while not terminal:
-      # The paddle mostly follows the ball, so that walls are broken.
+      # The paddle mostly follows the ball, so that bricks are hit.
       side = np.sign(reference.ball_x - reference.pos)
       wanted = {-1: 1, 0: 0, 1: 3}[side]
       action = wanted if random.random() < 0.9 else random.integers(6)
       ball = reference.ball_x, reference.last_x, reference.ball_dir
-      last_seen, (reward, terminal) = board(), reference.act(action)
-      kind = LAST if terminal else MID
-      steps.append((action, ball, last_seen, board(), reward, terminal, kind))
+      before, (reward, terminal) = board(), reference.act(action)
+      step_type = LAST if terminal else MID
+      steps.append((action, ball, before, board(), reward, terminal, step_type))
   env, names = minatar.Breakout(sticky=0.0), ("x", "last_x", "direction")
   rewards, terminated, _ = assert_same(env, steps, names)
-  # Some walls were broken completely.
+  # More bricks were hit than three walls have.
   assert terminated.sum() > 8 and rewards.sum() > 30 * 3
 
 
@@ -296,8 +303,8 @@ def test_asterix_equals_minatar(ramping):
   assert (times[:, 1].min() < 10) == ramping
 
 
-def acted(env, state, action):
-  """Returns the states, `[4000, ...]`, after many draws of one action."""
+def states_after(env, state, action):
+  """Returns the states, `[4000, ...]`, after one action with 4000 keys."""
 
   @jax.jit
   def act(keys):
@@ -311,7 +318,7 @@ def acted(env, state, action):
 
 
 def test_new_objects_in_asterix_have_the_published_probabilities():
-  state = acted(minatar.Asterix(sticky=0.0), {"spawn_timer": 0}, 0)
+  state = states_after(minatar.Asterix(sticky=0.0), {"spawn_timer": 0}, 0)
   there = state.there
   assert (there.sum(1) == 1).all()
   np.testing.assert_allclose(there.mean(0), 1 / 8, atol=0.025)
@@ -321,8 +328,8 @@ def test_new_objects_in_asterix_have_the_published_probabilities():
 
 
 @pytest.mark.parametrize("game", [minatar.Breakout, minatar.Asterix])
-def test_sticky_actions_repeat_the_last_one(game):
-  last = acted(game(sticky=0.25), {"last_action": 5}, 2).last_action
+def test_sticky_actions_repeat_the_last_action(game):
+  last = states_after(game(sticky=0.25), {"last_action": 5}, 2).last_action
   repeated = last == 5
   np.testing.assert_allclose(repeated.mean(), 0.25, atol=0.025)
   assert (last[~repeated] == 2).all()
@@ -335,7 +342,7 @@ def test_sticky_actions_repeat_the_last_one(game):
     (minatar.Asterix, asterix.Env(ramping=True)),
   ],
 )
-def test_minimal_actions_equal_minatar(game, reference):
+def test_minimal_actions_equal_those_of_minatar(game, reference):
   minimal = np.array(reference.minimal_action_set())
   env, full = game(sticky=0.0, minimal_actions=True), game(sticky=0.0)
   assert (env.action.num_values, full.action.num_values) == (len(minimal), 6)
@@ -399,12 +406,12 @@ def test_each_environment_is_stepped_with_its_own_key():
   assert (timestep.observation[:, 0] != timestep.observation[:, 1]).any()
 
 
-def test_floats_beyond_their_bounds_are_clipped():
+def test_float_actions_beyond_their_bounds_are_clipped():
   env = classic_control.Pendulum()
 
   @jax.jit
   def play(actions):
-    # Equal states, from the key of one environment.
+    # The two states are equal, since they have the same key.
     keys = functional.keys(0, 1)[jnp.zeros(2, jnp.int32)]
     state = functional.init(env, keys)
     for time, action in enumerate(actions):

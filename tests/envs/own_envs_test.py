@@ -1,4 +1,4 @@
-"""Tests of the user's own environments, in separate processes."""
+"""Tests of users' own environments, which run in separate processes."""
 
 import contextlib
 import dataclasses
@@ -34,22 +34,22 @@ def config_of(factory, options=None, **fields):
 
 
 @pytest.fixture(scope="module")
-def forking():
-  """A server that forks processes, in place of new interpreters."""
+def fork_server():
+  """A server that forks processes, which is faster than new interpreters."""
   server = forks.Server()
   yield server
   server.close()
 
 
 @pytest.fixture(autouse=True)
-def workers(forking, monkeypatch):
+def workers(fork_server, monkeypatch):
   """Makes tests fork their worker processes."""
-  monkeypatch.setattr(child, "subprocess", forking)
+  monkeypatch.setattr(child, "subprocess", fork_server)
 
 
 @pytest.fixture
 def interpreters(workers, monkeypatch):
-  """Makes a test start new interpreters, as users' programs do."""
+  """Makes a test start workers as new interpreters, as users' programs do."""
   monkeypatch.setattr(child, "subprocess", subprocess)
 
 
@@ -70,7 +70,7 @@ def start():
 
 
 def run(environment, actions):
-  """Steps by actions `[T, B]`; returns the rows `[T + 1, B]`."""
+  """Steps environments by actions `[T, B]`; returns the rows `[T + 1, B]`."""
   rows = [environment.recv()]
   for action in actions:
     environment.send(rows[-1].index, action)
@@ -79,7 +79,7 @@ def run(environment, actions):
 
 
 def assert_rows(rows, env, expected):
-  """Checks that the rows of an environment equal a reference exactly."""
+  """Checks that the rows of one environment equal a reference exactly."""
   leaves = (*rows.timestep, rows.episode_return)
   for leaf, values in zip(leaves, zip(*expected, strict=True), strict=True):
     np.testing.assert_array_equal(leaf[:, env], np.array(values, leaf.dtype))
@@ -89,7 +89,7 @@ def assert_rows(rows, env, expected):
 
 
 def counting_rows(seed, actions, discounts=(0.0, 1.0, 1.0)):
-  """Returns `Counting`'s rows; discounts: at termination, truncation, MID."""
+  """Returns `Counting`'s rows; `discounts` is (terminated, truncated, MID)."""
   rows, episode, step, total, over = [], -1, 0, 0.0, True
   for action in [None, *actions]:
     if over:
@@ -128,26 +128,28 @@ def test_rows_of_both_interfaces_equal_a_reference(
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_asynchronous_streams_equal_synchronous_ones(start, num_threads):
+def test_asynchronous_rows_equal_synchronous_ones(start, num_threads):
   environment = start(
     "Counting", 7, batch_size=3, seed=4, num_threads=num_threads
   )
   assert environment.batch_size == 3
   actions = np.random.default_rng(2).integers(3, size=(40, 7))
-  streams = [[] for _ in range(7)]
-  while min(map(len, streams)) < 41:
+  received = [[] for _ in range(7)]
+  while min(map(len, received)) < 41:
     index, timestep, episode_return = environment.recv()
     assert index.shape == (3,) and len(set(index.tolist())) == 3
     action = []
     for k, env in enumerate(index):
       row = tree.map_structure(lambda leaf, k=k: leaf[k], tuple(timestep))
-      streams[env].append((*row, episode_return[k]))
-      action.append(actions[(len(streams[env]) - 1) % 40, env])
-    # A single action, and several together.
+      received[env].append((*row, episode_return[k]))
+      action.append(actions[(len(received[env]) - 1) % 40, env])
+    # One call sends a single action, the other one two actions.
     environment.send(index[:1], np.array(action[:1]))
     environment.send(index[1:], np.array(action[1:]))
   for env in range(7):
-    leaves = tree.map_structure(np.array, list(zip(*streams[env], strict=True)))
+    leaves = tree.map_structure(
+      np.array, list(zip(*received[env], strict=True))
+    )
     expected = counting_rows(4 + env, actions[:, env])
     for leaf, values in zip(leaves, zip(*expected, strict=True), strict=True):
       np.testing.assert_array_equal(leaf[:41], np.array(values))
@@ -188,7 +190,7 @@ def test_rows_from_before_a_reset_are_dropped(start):
     assert row.timestep.observation[:, 1].tolist() == [2, 2]
 
 
-def test_rows_are_the_callers_own(start):
+def test_the_caller_owns_the_rows(start):
   for batch_size in (None, 2):
     environment = start("Counting", 4, batch_size=batch_size)
     kept = environment.recv()
@@ -207,7 +209,7 @@ def test_rows_are_the_callers_own(start):
 # Spaces, info, masks and transforms
 
 
-def test_every_space_of_observations_has_its_spec():
+def test_each_space_of_observations_becomes_a_spec():
   spec = envs.spec(config_of("Masked", info_keys=("age",)))
   specs = spec.observation
   inner = specs["inner"]
@@ -228,7 +230,7 @@ def test_every_space_of_observations_has_its_spec():
 
 
 @pytest.mark.parametrize(
-  ("shape", "seen"),
+  ("shape", "expected"),
   [
     ((96, 96, 3), (3, 96, 96)),
     ((5, 5, 16), (16, 5, 5)),
@@ -236,9 +238,9 @@ def test_every_space_of_observations_has_its_spec():
     ((3, 3, 3), (3, 3, 3)),
   ],
 )
-def test_the_channels_of_images_are_found(shape, seen):
+def test_the_shape_of_an_image_shows_where_its_channels_are(shape, expected):
   spec = envs.spec(config_of("picture", {"shape": shape}))
-  assert spec.observation.shape == seen
+  assert spec.observation.shape == expected
 
 
 def test_images_have_their_channels_first(start):
@@ -300,7 +302,7 @@ def test_a_mask_of_two_choices_is_separate_or_joint(start):
   assert environment.spec.action.shape == (2,)
   mask = environment.recv().timestep.observation["action_mask"]
   assert mask.shape == (1, 2, 4)
-  # The only legal combination is one action, which reaches the environment.
+  # A joint mask makes each combination one action; only the last is legal.
   for shape in ([3, 4], [12]):
     environment = start("masked_choices", 2, {"values": [3, 4], "shape": shape})
     assert environment.spec.action.num_values == 12
@@ -308,7 +310,7 @@ def test_a_mask_of_two_choices_is_separate_or_joint(start):
     mask = rows.timestep.observation["action_mask"]
     assert np.argwhere(mask).tolist() == [[0, 11], [1, 11]]
     environment.send(rows.index, np.array([11, 7]))
-    # (2, 3) and (1, 3): the sum is the reward.
+    # These are the choices (2, 3) and (1, 3), whose sum is the reward.
     assert environment.recv().timestep.reward.tolist() == [5, 4]
     environment.send(rows.index, np.array([0, 0]))
 
@@ -377,7 +379,7 @@ def test_an_environment_without_a_legal_action_is_named(start):
     environment.recv()
 
 
-def test_a_transform_sees_batches(start):
+def test_a_transform_gets_batches(start):
   config = config_of("Masked", observation_transform=f"{__name__}:first_image")
   assert envs.spec(config).observation.shape == (2,)
   fields = {"observation_transform": f"{__name__}:doubled"}
@@ -394,13 +396,13 @@ def first_image(observation):
   return observation["inner"]["image"][:, :, 0]
 
 
-def test_floats_are_clipped_to_the_bounds_of_the_environment(start):
+def test_float_actions_are_clipped_to_the_bounds_of_the_environment(start):
   environment = start("Continuous", 2)
   action = environment.spec.action
   assert action.dtype == np.float32 and action.shape == (2,)
   np.testing.assert_allclose(action.minimum, [-1, 0])
   np.testing.assert_allclose(action.maximum, [0.1, 2], rtol=1e-6)
-  # 0.1 in 32 bits is more than in 64, and so out of bounds.
+  # In 32 bits, 0.1 is larger than in 64 bits, and therefore out of bounds.
   rows = run(environment, np.float32([[[9, -9], [-0.5, 1.5]], [[0.1, 3]] * 2]))
   np.testing.assert_array_equal(
     rows.timestep.observation[1:],
@@ -408,7 +410,7 @@ def test_floats_are_clipped_to_the_bounds_of_the_environment(start):
   )
 
 
-def test_a_vector_of_choices_counts_from_0(start):
+def test_each_choice_of_a_vector_counts_from_0(start):
   environment = start("vectors_of_choices", 2)
   action = environment.spec.action
   assert type(action) is dm_env.specs.BoundedArray
@@ -419,7 +421,7 @@ def test_a_vector_of_choices_counts_from_0(start):
     environment.send(np.arange(2), np.array([[0, 5], [0, 0]]))
 
 
-def test_dicts_and_vectors_of_dm_env(start):
+def test_dm_env_may_have_dict_observations_and_vector_actions(start):
   environment = start("DmOfDicts", 2, num_threads=2)
   spec = environment.spec
   assert spec.action == dm_env.specs.BoundedArray(
@@ -438,7 +440,7 @@ def test_dicts_and_vectors_of_dm_env(start):
 
 def test_a_seed_and_options_reach_the_factory(start):
   rows = start("takes_a_seed", 2, {"size": 2}, seed=3).recv()
-  # Its episode number was 200 + seed before the first reset.
+  # The factory has set the episode number to 200 + seed; the reset adds 1.
   assert rows.timestep.observation.tolist() == [[3, 204, 0, 0], [4, 205, 0, 0]]
 
 
@@ -472,7 +474,7 @@ def test_a_process_killed_while_it_starts_is_started_once_more(
   for mark in tmp_path.iterdir():
     mark.unlink()
   config = config_of("killed", {"marks": str(tmp_path), "times": 100})
-  # A ConfigError would be an error of the user's.
+  # A ConfigError would blame the user.
   with pytest.raises(RuntimeError, match="has died with SIGKILL"):
     envs.make(config, 1)
   assert len(list(tmp_path.iterdir())) == 2
@@ -505,7 +507,7 @@ def test_environments_that_differ_are_refused():
   for num_threads in (1, 2):
     with pytest.raises(types.ConfigError, match=r"like the first.*values=3"):
       envs.make(config_of("differs"), 2, num_threads=num_threads)
-  # Environment 0 with seed 1 differs from the one that `spec` made.
+  # Environment 0 with seed 1 differs from the environment that `spec` made.
   assert envs.spec(config_of("differs")).action.num_values == 2
   with pytest.raises(types.ConfigError, match="as they were before"):
     envs.make(config_of("differs"), 1, seed=1)
@@ -600,7 +602,7 @@ def test_a_process_that_fails_starts_again_with_new_seeds(
   assert ("in _fail" in printed) == (how in ("raise", "exit"))
 
 
-def test_a_restarted_process_returns_only_the_rows_that_it_owes(start):
+def test_a_restarted_process_returns_rows_only_where_actions_were_sent(start):
   limit = restarts.Restarts(1, lambda count: 50)
   environment = start(
     "Failing", 3, {"how": "raise"}, batch_size=1, restarts=limit
@@ -616,7 +618,7 @@ def test_a_restarted_process_returns_only_the_rows_that_it_owes(start):
 
 
 def test_too_many_consecutive_restarts_raise_the_failure(start, capfd):
-  limit = restarts.Restarts(2, lambda count: 2)  # The seed that fails.
+  limit = restarts.Restarts(2, lambda count: 2)  # Seed 2 fails again.
   options = {"num_threads": 2, "restarts": limit}
   environment = start("Failing", 4, {"how": "raise"}, **options)
   for _ in range(3):
@@ -630,8 +632,8 @@ def test_too_many_consecutive_restarts_raise_the_failure(start, capfd):
   assert "failed: LookupError: lost the way" in second
 
 
-def test_only_ended_episodes_end_a_series_of_failures(start):
-  """The number of steps before a failure does not matter."""
+def test_only_ended_episodes_reset_the_count_of_failures(start):
+  """Many steps without a failure do not reset it."""
   limit = restarts.Restarts(2, lambda count: 0)
   environment = start("FailsLate", 2, restarts=limit)
   with pytest.raises(RuntimeError, match="no end"):
@@ -662,7 +664,7 @@ def test_a_failed_restart_is_repeated(start, monkeypatch, capfd):
   assert "it was killed; its process starts again" in capfd.readouterr().err
 
 
-def test_messages_have_the_seeds_of_the_restart(start):
+def test_a_restart_stores_its_seeds_for_messages(start):
   # The new seeds are 2, 3 and 4.
   limit = restarts.Restarts(1, lambda count: 2)
   environment = start(
@@ -700,7 +702,7 @@ def test_a_reward_may_be_any_number(start, how, reward):
   assert environment.recv().timestep.reward[2] == reward
 
 
-def test_an_infinity_from_a_transform_is_attributed_to_it(start):
+def test_the_error_for_an_infinity_from_a_transform_names_the_transform(start):
   transformed = {"observation_transform": f"{__name__}:divided"}
   environment = start(
     "Failing", 3, {"how": "zero", "where": 12}, fields=transformed, seed=10
@@ -735,12 +737,12 @@ def test_an_invalid_discount_is_a_failure(start, discount):
 
 
 @contextlib.contextmanager
-def sent(*written, whole):
-  """Starts processes that send bytes, close their pipe, and stay alive.
+def processes_that_send(*written, whole):
+  """Makes new processes send bytes, close their pipe, and stay alive.
 
   Args:
     written: the bytes; each element but the last is a message.
-    whole: whether the last element is a message, too, or the raw end.
+    whole: whether the last element is a message, too, or raw bytes.
   """
   *whole_messages, last = written
 
@@ -776,14 +778,16 @@ def test_garbage_from_a_process_is_an_error_that_names_its_environments(
   action = dm_env.specs.DiscreteArray(3, np.int32)
   signature = pickle.dumps(messages.Signature(spec, action))
   names = "environments 0 to 2 of"
-  with sent(messages.SIGNATURE + signature, written, whole=whole):
+  with processes_that_send(
+    messages.SIGNATURE + signature, written, whole=whole
+  ):
     environment = envs.make(config, 3, batch_size=1, seed=5)
     with pytest.raises(RuntimeError, match=names):
       for _ in range(2):
         environment.recv()
     environment.close()
   refused = pytest.raises(types.ConfigError, match=names)
-  with sent(written, whole=whole), refused:
+  with processes_that_send(written, whole=whole), refused:
     envs.make(config, 3)
 
 
@@ -793,7 +797,7 @@ def test_a_failing_reset_is_a_failure(start):
     run(environment, np.ones((10, 3), int))
 
 
-def test_an_episode_that_restarts_alone_is_a_failure(start):
+def test_an_episode_that_restarts_by_itself_is_a_failure(start):
   with pytest.raises(RuntimeError, match=r"(?s)environment 0 .*found FIRST"):
     run(start("RestartsAlone", 1), [[0]])
 
@@ -844,7 +848,7 @@ sys.stdin.readline()
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path, interpreters):
-  """One waits for a message, the other is in a step; both ignore signals."""
+  """One worker waits for a message, one is in a step; both ignore signals."""
   log, program = tmp_path / "pid", tmp_path / "program.py"
   program.write_text(PARENT)
   with subprocess.Popen(
@@ -858,8 +862,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, interpreters):
     # "imported" is printed once: workers do not import the parent's program.
     lines = [parent.stdout.readline().split() for _ in range(3)]
     assert [line[0] for line in lines] == ["imported", "printed", "pids"]
-    waiting, its_parent = map(int, lines[2][1:])
-    assert its_parent == parent.pid
+    waiting, parent_pid = map(int, lines[2][1:])
+    assert parent_pid == parent.pid
     running.wait_until(lambda: log.exists() and log.read_text())
     stuck = int(log.read_text())
     for pid in (waiting, stuck):
@@ -885,7 +889,7 @@ assert len(environment.recv().index) == 1
 loaded = {name.split(".")[0] for name in sys.modules if sys.modules[name]}
 assert not loaded & {"jax", "jaxlib", "envpool", "gymnasium", "grpc"}, loaded
 """
-  # Workers use the CPU on any platform of the parent.
+  # Workers use the CPU, whatever platform the parent uses.
   subprocess.run(
     [sys.executable, "-c", script],
     check=True,
@@ -912,7 +916,7 @@ def test_frames_show_the_current_state_of_environment_0(start):
     start("Drawn", 1).render()
 
 
-def test_envpool_renders():
+def test_envpool_renders_if_render_is_true():
   config = envs.Config("CartPole-v1")
   environment = envs.make(config, 2, render=True)
   assert isinstance(environment, envpool_adapter.EnvPoolEnvironment)
@@ -965,7 +969,7 @@ def test_check_render_reports_the_reason_in_one_line(
   assert "\n" not in str(caught.value)
 
 
-def test_check_render_accepts_frames_of_the_physics(rendered_here):
+def test_check_render_uses_the_render_method_of_physics(rendered_here):
   rendering.check_render(config_of("dm_with_physics"))
 
 
