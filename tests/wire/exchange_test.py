@@ -1,4 +1,4 @@
-"""`Client.exchange` as behaviour: replies, their order, and the end."""
+"""Tests of `Client.exchange`: replies, their order, and the end."""
 
 import threading
 
@@ -18,7 +18,7 @@ def message(value, rows=1):
 
 
 class Summing:
-  """Sums rows; 7 blocks until close, 9 refuses."""
+  """A session that sums rows; a 7 blocks until `close`, a 9 is refused."""
 
   def __init__(self, hello):
     self.welcome = {"you": hello["name"]}
@@ -118,7 +118,7 @@ def test_receive_returns_none_after_the_server_has_stopped(server, exchange):
   assert exchange(message(2)) is None
 
 
-def test_a_stop_ends_the_wait_for_a_reply(server, exchange):
+def test_stopping_the_server_ends_the_wait_for_a_reply(server, exchange):
   exchange.send(message(7))
   session = server.sessions[0]
   assert session.blocked.wait(300)
@@ -140,7 +140,7 @@ def test_a_missing_server_raises_unavailable(tmp_path):
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
 
 
-def test_a_refusal_of_the_session_is_raised_by_receive(exchange):
+def test_receive_raises_a_refusal_of_the_session(exchange):
   exchange.send(message(1))
   exchange.send(message(9))
   assert exchange.receive()[0] == 3.0
@@ -149,13 +149,13 @@ def test_a_refusal_of_the_session_is_raised_by_receive(exchange):
   assert caught.value.code is wire.StatusCode.OUT_OF_RANGE
 
 
-def test_a_request_that_does_not_fit_is_raised_by_receive(exchange):
+def test_receive_raises_the_error_of_a_request_that_does_not_fit(exchange):
   exchange.send({"x": np.zeros((1, 4), np.float32)})
   with pytest.raises(ValueError, match="expected"):
     exchange.receive()
 
 
-def test_close_ends_the_session_and_leaves_no_thread(server, client):
+def test_close_ends_the_session_and_the_clients_threads(server, client):
   before = threading.active_count()
   for _ in range(40):
     exchange = client.exchange("sum", INPUTS, OUTPUTS, {"name": "a"})

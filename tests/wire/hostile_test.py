@@ -1,4 +1,4 @@
-"""Hostile peers: their calls end with clean statuses, and others are served."""
+"""Tests of hostile peers: their calls end cleanly, and others are served."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ JSON = st.recursive(
   lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
   max_leaves=8,
 )
-few = hypothesis.settings(
+few_examples = hypothesis.settings(
   max_examples=60,
   deadline=None,
   derandomize=True,
@@ -55,10 +55,10 @@ few = hypothesis.settings(
 )
 
 
-@few
+@few_examples
 @hypothesis.given(st.data())
 def test_a_mutated_frame_is_decoded_or_refused(served, data):
-  """Decoded arrays have the layout's shapes and are views of the frame."""
+  """Decoded arrays have the layout's shapes and types, and are read-only."""
   _, methods = served
   method = methods[data.draw(NAMES)]
   frame = data.draw(st.sampled_from(method.messages))
@@ -78,7 +78,7 @@ def test_a_mutated_frame_is_decoded_or_refused(served, data):
     assert leaf.dtype == column.dtype and not leaf.flags.writeable
 
 
-@few
+@few_examples
 @hypothesis.given(st.data())
 def test_an_odd_handshake_ends_with_a_clean_status(served, caplog, data):
   server, methods = served
@@ -105,12 +105,12 @@ ASSIGNMENT = {
 }
 
 
-@few
+@few_examples
 @hypothesis.given(
   st.dictionaries(st.sampled_from([*ASSIGNMENT, "x"]), JSON),
   st.dictionaries(st.sampled_from(["env", "observation_transform"]), JSON),
 )
-def test_an_odd_assignment_is_refused_with_a_reason(changes, options):
+def test_an_odd_assignment_is_accepted_or_refused(changes, options):
   welcome = {
     **ASSIGNMENT,
     "options": {**ASSIGNMENT["options"], **options},
@@ -124,9 +124,9 @@ def test_an_odd_assignment_is_refused_with_a_reason(changes, options):
   assert type(assignment.role) is str and type(assignment.options) is dict
 
 
-@few
+@few_examples
 @hypothesis.given(JSON)
-def test_an_odd_welcome_is_refused_with_a_reason(odd):
+def test_an_odd_welcome_is_accepted_or_refused_with_a_reason(odd):
   readers = [
     lambda: protocol.first_seed({"first_seed": odd}),
     lambda: unroll_messages.exploration({"exploration": odd}, 2),
@@ -165,7 +165,7 @@ def test_a_bool_other_than_0_and_1_is_refused():
 
 @pytest.mark.parametrize("depth", [33, 900, 8_000])
 @pytest.mark.parametrize("where", ["metadata", "hello"])
-def test_a_nested_handshake_is_refused_without_a_traceback(
+def test_a_deeply_nested_handshake_is_refused_without_a_traceback(
   tmp_path, caplog, depth, where
 ):
   server = server_lib.Server(f"unix:{tmp_path}/server", 4)
@@ -181,7 +181,7 @@ def test_a_nested_handshake_is_refused_without_a_traceback(
     assert not caplog.records
 
 
-def hello_of(layout, hello=(), indent=None):
+def handshake_of(layout, hello=(), indent=None):
   return json.dumps(
     {**layout.to_json(), "hello": dict(hello)}, indent=indent
   ).encode()
@@ -197,11 +197,11 @@ def test_a_handshake_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
   server.bind("same", lambda x: x, wide, wide)
   method = fuzz.Method("same", wide, {}, [])
   with server, fuzz.grpc.insecure_channel(server.address) as channel:
-    large = hello_of(wide, {"x": "[]" * 2**17})
+    large = handshake_of(wide, {"x": "[]" * 2**17})
     code = fuzz.send_over(channel, method, large, [])
     assert code is Code.RESOURCE_EXHAUSTED and not texts
-    # A valid one fits, even with many spaces in its JSON.
-    valid = hello_of(wide, {"x": "y" * 10_000}, indent=4)
+    # A valid handshake fits, even with many spaces in its JSON.
+    valid = handshake_of(wide, {"x": "y" * 10_000}, indent=4)
     assert fuzz.send_over(channel, method, valid, []) is Code.OK
     assert texts == [valid]
 
@@ -210,7 +210,7 @@ def test_a_handshake_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
 def test_a_connection_has_a_limit_of_refused_and_reset_calls(
   tmp_path, monkeypatch, how
 ):
-  """Calls are accepted again after some seconds, and other clients always."""
+  """The limit ends after some seconds, and other clients are not affected."""
   clock, opened = Clock(), []
   monkeypatch.setattr(server_lib, "time", clock)
   server = server_lib.Server(f"unix:{tmp_path}/server", 8)
@@ -221,45 +221,45 @@ def test_a_connection_has_a_limit_of_refused_and_reset_calls(
       raise wire.Refused(Code.FAILED_PRECONDITION, "expected another")
     return server_lib.FunctionSession(lambda inputs: inputs)
 
-  server.bind_stream("say", open_session, ONE, ONE)
+  server.bind_stream("echo", open_session, ONE, ONE)
   server.bind("same", lambda x: x, ONE, ONE)
   frame = ONE.encode({"x": np.zeros(1, np.bool_)})
-  method = fuzz.Method("say", ONE, {}, [frame])
+  method = fuzz.Method("echo", ONE, {}, [frame])
   limit = server_lib._CALLS_PER_CONNECTION
 
-  def call_is_accepted():
+  def call_reaches_python():
     num_opened = len(opened)
     if how == "reset":
-      over = threading.Event()
-      call = channel.stream_stream(calls.PATH_PREFIX + "say")(
-        iter(over.wait, True), metadata=metadata
+      done = threading.Event()
+      call = channel.stream_stream(calls.PATH_PREFIX + "echo")(
+        iter(done.wait, True), metadata=metadata
       )
       with contextlib.suppress(fuzz.grpc.RpcError):
         call.initial_metadata()
       call.cancel()
-      over.set()
+      done.set()
     else:
-      fuzz.send_over(channel, method, hello_of(ONE), method.messages)
+      fuzz.send_over(channel, method, handshake_of(ONE), method.messages)
     return len(opened) > num_opened
 
-  metadata = ((calls.METADATA_KEY, hello_of(ONE)),)
+  metadata = ((calls.METADATA_KEY, handshake_of(ONE)),)
   with server, fuzz.grpc.insecure_channel(server.address) as channel:
-    accepted = [call_is_accepted() for _ in range(limit)]
-    assert all(accepted)
+    reached = [call_reaches_python() for _ in range(limit)]
+    assert all(reached)
     if how == "answered":
-      assert all(call_is_accepted() for _ in range(limit))
+      assert all(call_reaches_python() for _ in range(limit))
       return
-    # The next one may be accepted: a reset can look like the requests' end.
-    assert not all(call_is_accepted() for _ in range(limit))
+    # Some calls do not count: a reset can look like the end of the requests.
+    assert not all(call_reaches_python() for _ in range(limit))
     with wire.Client(server.address) as other:
       other.call("same", {"x": np.zeros(1, np.bool_)}, ONE, ONE, 300)
     clock.now += server_lib._SPENT_SECONDS + 1.0
-    running.wait_until(call_is_accepted)
+    running.wait_until(call_reaches_python)
     monkeypatch.setattr(server_lib, "time", time)
 
 
 def counted(open_sessions):
-  """Returns a function that opens sessions and keeps a list of open ones."""
+  """Returns an `open_session` that keeps the list of open sessions."""
 
   def open_session(hello):
     open_sessions.append(hello)
@@ -271,7 +271,7 @@ def counted(open_sessions):
 
 
 class Clock:
-  """The module `time` with a monotonic clock that a test moves."""
+  """The module `time` with a monotonic clock that a test advances."""
 
   def __init__(self):
     self.now = 100.0
@@ -289,49 +289,49 @@ def test_a_silent_stream_ends_and_other_hosts_get_its_place(
   clock, open_sessions = Clock(), []
   monkeypatch.setattr(server_lib, "time", clock)
   server = server_lib.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
-  server.bind_stream("say", counted(open_sessions), ONE, ONE)
+  server.bind_stream("echo", counted(open_sessions), ONE, ONE)
   message = {"x": np.zeros(1, np.bool_)}
 
   def opened():
-    return client.exchange("say", ONE, ONE)
+    return client.exchange("echo", ONE, ONE)
 
   with server, wire.Client(server.address) as client:
-    silent, talks = opened(), opened()
+    silent, active = opened(), opened()
     with pytest.raises(wire.WireError, match="at most 2 connections"):
       opened()
 
     def has_ended():
       clock.now += 0.1
-      return talks(message) is not None and len(open_sessions) == 1
+      return active(message) is not None and len(open_sessions) == 1
 
     running.wait_until(has_ended)
     with pytest.raises(wire.WireError, match=r"within 0\.4 seconds") as caught:
       silent.receive()
-    assert caught.value.code is Code.UNAVAILABLE  # It may try again.
-    # Other hosts come first.
+    assert caught.value.code is Code.UNAVAILABLE  # The client may try again.
+    # For a while, the host of the silent client is refused.
     with pytest.raises(wire.WireError, match="was silent") as caught:
       opened()
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
-    assert talks(message) is not None
+    assert active(message) is not None
     # Another host is accepted.
-    other = fuzz.Method("say", ONE, {}, [ONE.encode(message)])
-    text = hello_of(ONE)
+    other = fuzz.Method("echo", ONE, {}, [ONE.encode(message)])
+    text = handshake_of(ONE)
     assert fuzz.send_here(server, other, text, other.messages) is Code.OK
-    talks.close()
+    active.close()
     running.wait_until(lambda: not open_sessions)
     clock.now += server_lib._YIELD_SECONDS
     opened().close()
     monkeypatch.setattr(server_lib, "time", time)
 
 
-def test_a_client_that_receives_no_replies_is_silent(tmp_path):
+def test_a_client_that_receives_no_replies_counts_as_silent(tmp_path):
   open_sessions = []
   big = wire.Layout.of({"x": np.zeros(2**20, np.uint8)}, 1)
   server = server_lib.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
-  server.bind_stream("say", counted(open_sessions), big, big)
+  server.bind_stream("echo", counted(open_sessions), big, big)
   frames = [big.encode({"x": np.zeros((1, 2**20), np.uint8)})] * 64
   with server, fuzz.grpc.insecure_channel(server.address) as channel:
-    call = channel.stream_stream(calls.PATH_PREFIX + "say")(
+    call = channel.stream_stream(calls.PATH_PREFIX + "echo")(
       iter(frames),
       metadata=((calls.METADATA_KEY, json.dumps(big.to_json()).encode()),),
     )
@@ -345,18 +345,18 @@ def test_a_client_that_receives_no_replies_is_silent(tmp_path):
 def test_a_client_that_was_silent_over_tcp_finds_the_server_running():
   open_sessions = []
   server = server_lib.Server("127.0.0.1:0", 2, silent_seconds=0.2)
-  server.bind_stream("say", counted(open_sessions), ONE, ONE)
+  server.bind_stream("echo", counted(open_sessions), ONE, ONE)
   server.bind("done", refuse, ONE, ONE)
   message = {"x": np.zeros(1, np.bool_)}
   with server, wire.Client(server.address) as client:
-    stream = client.exchange("say", ONE, ONE)
+    stream = client.exchange("echo", ONE, ONE)
     stream.over.wait()
-    stream.close()  # The server has already ended it.
+    stream.close()  # The server has already ended the stream.
     with pytest.raises(wire.WireError, match="silent for too long") as caught:
       stream.receive()
-    assert caught.value.code is Code.UNAVAILABLE  # It may try again.
+    assert caught.value.code is Code.UNAVAILABLE  # The client may try again.
     assert not open_sessions
-    # A status with a reason is not ambiguous.
+    # With a reason, CANCELLED means that the work is over.
     assert client.exchange("done", ONE, ONE)(message) is None
 
 

@@ -1,4 +1,4 @@
-"""Pipes, which carry the messages of streams on one machine."""
+"""Tests of pipes, which carry the messages of streams on one machine."""
 
 import contextlib
 import os
@@ -68,7 +68,7 @@ def test_a_message_that_is_too_long_is_not_read():
     end.receive()
 
 
-def test_close_ends_a_wait_from_another_thread():
+def test_close_ends_the_wait_of_another_thread():
   one, other = pair()
   received = []
   waits = threading.Thread(target=lambda: received.append(one.receive()))
@@ -91,7 +91,7 @@ def test_requests_ahead_of_long_replies_do_not_block_both_ends(tmp_path):
 
 @contextlib.contextmanager
 def doubling(folder, link=None, **options):
-  """Yields an exchange with a server at `folder / "sock"`, or its link."""
+  """Yields an exchange with a server at `folder / "sock"`, or at its `link`."""
   server = server_lib.Server(f"unix:{folder}/sock", 1, **options)
   server.bind("double", lambda x: 2 * x, LAYOUT, LAYOUT)
   with server:
@@ -142,7 +142,7 @@ def test_clients_without_a_secret_do_not_delay_others(
     secret = listener.expect()
     pipe.connect(f"{tmp_path}/sock", secret, 1000)
     assert listener.wait(secret, 1000) is not None
-    assert silent[0].recv(1) == b""  # It was closed to make room.
+    assert silent[0].recv(1) == b""  # Closed to make room.
 
 
 def test_a_client_without_a_secret_is_closed_after_a_while(

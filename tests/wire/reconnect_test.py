@@ -1,4 +1,4 @@
-"""`wire.until_done`: how long it waits for a server, and when it gives up."""
+"""Tests of `wire.until_done`: how long it waits, and when it gives up."""
 
 import threading
 import time
@@ -24,14 +24,14 @@ def clock(monkeypatch):
 
 
 class Tries:
-  """Sessions of a second each, which end one after the other in given ways.
+  """Sessions of one second each, which end in the given ways in turn.
 
   Attributes:
     count: number of sessions.
   """
 
   def __init__(self, clock, *ends):
-    """Takes codes, or ("accepted", code); the last one repeats."""
+    """Takes statuses, None for OK, ("accepted", status); the last repeats."""
     self.count, self._clock, self._ends = 0, clock, ends
 
   def __call__(self, client):
@@ -57,16 +57,18 @@ def run(tries):
   )
 
 
-def test_a_missing_server_is_given_up(clock):
+def test_a_client_of_a_missing_server_gives_up(clock):
   tries = Tries(clock, GONE)
   with pytest.raises(wire.GaveUpError, match="server within 10 s, found no"):
     run(tries)
   assert tries.count == 10
 
 
-def test_a_client_that_waits_prints_it_once_and_late(clock, monkeypatch, capfd):
+def test_a_waiting_client_prints_one_line_after_a_while(
+  clock, monkeypatch, capfd
+):
   for quiet_seconds, printed in (
-    (30.0, ""),  # It gives up earlier.
+    (30.0, ""),  # The client gives up earlier.
     (5.0, "actor: waiting for unix:/nowhere: no\n"),
   ):
     monkeypatch.setattr(reconnect, "_QUIET_SECONDS", quiet_seconds)
@@ -75,10 +77,10 @@ def test_a_client_that_waits_prints_it_once_and_late(clock, monkeypatch, capfd):
     assert capfd.readouterr().err == printed
 
 
-@pytest.mark.parametrize("there", [FULL, ("accepted", GONE)])
-def test_the_wait_is_counted_from_the_servers_last_answer(clock, there):
-  run(Tries(clock, *20 * [there], *9 * [GONE], *20 * [there], None))
-  tries = Tries(clock, *20 * [there], GONE)
+@pytest.mark.parametrize("answer", [FULL, ("accepted", GONE)])
+def test_the_wait_is_counted_from_the_servers_last_answer(clock, answer):
+  run(Tries(clock, *20 * [answer], *9 * [GONE], *20 * [answer], None))
+  tries = Tries(clock, *20 * [answer], GONE)
   with pytest.raises(wire.GaveUpError):
     run(tries)
   assert tries.count == 20 + 10

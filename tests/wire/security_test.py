@@ -1,4 +1,4 @@
-"""TLS and the token: accepted clients, refused ones, and their messages."""
+"""Tests of TLS and the token: accepted and refused clients, and messages."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ REQUEST = (np.ones((1, 4), np.float32), ECHO, ECHO)
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-  """Folders with certificates and tokens: ours, and those of a stranger."""
+  """Folders with certificates and tokens: ours and a stranger's."""
   made = {}
   for name, hosts in (("ours", "a-name"), ("strangers", "a-name")):
     folder = tmp_path_factory.mktemp("certificates") / name
@@ -112,10 +112,9 @@ def test_the_token_may_come_from_the_environment(files, monkeypatch):
 
 
 @pytest.mark.parametrize("token", [None, "almost"])
-def test_a_client_without_the_token_learns_nothing(
+def test_a_client_without_the_token_gets_one_error_for_all_methods(
   files, tmp_path, token, capfd
 ):
-  """A missing method is not revealed either; the server prints a line."""
   ours, path = files["ours"], tmp_path / "token"
   path.write_text((ours / "token").read_text().strip()[:-1])
   security = client_of(ours, token_file=str(path) if token else "")
@@ -136,12 +135,12 @@ def test_a_client_without_the_token_learns_nothing(
       )
   assert not calls
   printed = capfd.readouterr().err
-  # Further calls within a minute are counted, but not printed.
+  # The server prints one line; it only counts further calls within a minute.
   refused = "refused 1 call(s) without the run's token, the last"
   assert printed.count(refused) == 1
 
 
-def test_a_secret_that_others_can_read_causes_a_warning(files, tmp_path):
+def test_a_secret_that_other_users_can_read_causes_a_warning(files, tmp_path):
   ours, path = files["ours"], tmp_path / "a token"
   path.write_text((ours / "token").read_text())
   for mode, warned in ((0o600, False), (0o640, True), (0o644, True)):
@@ -155,7 +154,7 @@ def test_a_secret_that_others_can_read_causes_a_warning(files, tmp_path):
 
 
 def test_a_token_is_never_sent_without_tls(files):
-  """Neither a client with TLS nor one without sends it to a plain server."""
+  """Clients with and without TLS send no token to a server without TLS."""
   ours, received = files["ours"], []
 
   class Spy(grpc.GenericRpcHandler):
@@ -193,7 +192,7 @@ MISTAKES = {
 
 @contextlib.contextmanager
 def mistaken(kind, files):
-  """Yields a server's address, a client with a mistake, and the requests."""
+  """Yields a server's address, the client's settings, and the requests."""
   ours, strangers = files["ours"], files["strangers"]
   mutual = kind in ("no certificate", "another's certificate")
   server, client = server_of(ours, mutual), client_of(ours)
@@ -213,7 +212,7 @@ def mistaken(kind, files):
 
 @pytest.fixture
 def hasty(monkeypatch):
-  """Makes clients give up a mistake soon."""
+  """Makes clients give up soon after a mistake."""
   monkeypatch.setattr(reconnect, "_LOOK_SECONDS", 0.05)
   monkeypatch.setattr(reconnect, "_WRONG_SECONDS", 0.2)
   monkeypatch.setattr(reconnect, "_FORGET_SECONDS", 1e9)
@@ -245,7 +244,7 @@ def test_a_mistake_is_reported_once_and_ends_the_client(
 def test_a_foreign_certificate_of_a_parameter_server_is_reported(
   files, hasty, capfd
 ):
-  """The coordinator, which sends it the restored state, reports it."""
+  """The coordinator reports the certificate as it sends the restored state."""
   agent = parameter_server_test.adding_agent()
   start = agent.start(np.zeros(4, np.float32), 0)
   agent = dataclasses.replace(agent, init=lambda _: start)
@@ -261,7 +260,7 @@ def test_a_foreign_certificate_of_a_parameter_server_is_reported(
 
 
 class Silent:
-  """A server that accepts connections and sends nothing, or closes them."""
+  """A server that accepts connections, then sends nothing or closes them."""
 
   def __init__(self, ends):
     self._socket = socket.create_server(("127.0.0.1", 0))
@@ -287,7 +286,7 @@ class Silent:
 )
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_missing_server_is_not_a_mistake(there, tls, files, monkeypatch):
-  """A server that does not answer, or a tunnel without one, is none either."""
+  """Neither is a silent server, a tunnel to no server, or a working server."""
   monkeypatch.setattr(security_lib, "_PROBE_SECONDS", 0.3)
   security = client_of(files["ours"]) if tls else wire.Security()
   with contextlib.ExitStack() as opened:
@@ -306,7 +305,7 @@ def test_a_missing_server_is_not_a_mistake(there, tls, files, monkeypatch):
 def test_only_a_mistake_that_lasts_half_a_minute_ends_the_client(
   monkeypatch, capfd
 ):
-  """The first two last for a moment each, an hour apart."""
+  """The first two mistakes last for seconds, and are an hour apart."""
   now, wrong = [0.0], ["a certificate"]
   monkeypatch.setattr(reconnect.time, "monotonic", lambda: now[0])
   security = mock.Mock(problem=lambda address: wrong[0])
@@ -327,7 +326,7 @@ def test_only_a_mistake_that_lasts_half_a_minute_ends_the_client(
 def test_a_client_waits_for_a_file_that_is_missing_for_a_while(
   files, tmp_path, capfd
 ):
-  """It does so only after a server has accepted it once."""
+  """A server has accepted the client before."""
   token, elsewhere = tmp_path / "token", tmp_path / "elsewhere"
   token.write_text((files["ours"] / "token").read_text())
   security = client_of(files["ours"], token_file=str(token))
@@ -383,7 +382,7 @@ def test_parameter_servers_need_tls_and_a_token(files):
   assert addresses.take(there) == 0
 
 
-def test_the_warning_of_insecure_names_the_dangers(files, capfd):
+def test_the_warning_about_insecure_names_the_dangers(files, capfd):
   with serving(wire.Security(insecure=True), "0.0.0.0:0"):
     printed = capfd.readouterr().err
   assert "0.0.0.0:0" in printed and "overwrite parameters" in printed
@@ -396,12 +395,12 @@ def test_the_warning_of_insecure_names_the_dangers(files, capfd):
 
 
 def test_a_unix_socket_needs_no_security(tmp_path, files):
-  """It works with and without a config that has TLS."""
+  """Both ends may have settings of TLS, which have no effect."""
   ours = files["ours"]
-  both = client_of(ours, **certificate_of(ours))
-  with serving(both, f"unix:{tmp_path}/socket") as (address, calls):
+  complete = client_of(ours, **certificate_of(ours))
+  with serving(complete, f"unix:{tmp_path}/socket") as (address, calls):
     call(address, wire.Security())
-    call(address, both)
+    call(address, complete)
   assert len(calls) == 2
 
 
@@ -430,7 +429,7 @@ def test_a_token_that_is_not_valid_is_refused_without_printing_it(
     assert token not in str(caught.value)
 
 
-def test_settings_that_lack_another_are_refused(files):
+def test_incomplete_settings_are_refused(files):
   ours = files["ours"]
   with pytest.raises(types.ConfigError, match="together"):
     wire.Security(tls_key=str(ours / "key.pem"))
@@ -440,10 +439,10 @@ def test_settings_that_lack_another_are_refused(files):
     wire.Client("localhost:1", server_of(ours))
 
 
-# The program
+# The program that makes certificates
 
 
-def test_only_the_owner_can_read_certificates(files):
+def test_certificates_name_the_hosts_and_only_the_owner_can_read_them(files):
   ours = files["ours"]
   names = {path.name for path in ours.iterdir()}
   assert names == {"ca.pem", "certificate.pem", "key.pem", "token"}
@@ -471,8 +470,8 @@ def test_certificates_that_cannot_be_made_are_refused(tmp_path, capfd):
 
 
 @pytest.mark.long
-def test_tls_costs_at_most_60_percent_at_450_kb(files):
-  """The machine must be quiet, since TLS uses the time of a second core."""
+def test_tls_takes_at_most_60_percent_more_time_at_450_kb(files):
+  """The machine must be idle, since TLS uses the time of a second core."""
   ours = files["ours"]
   frames = wire.Layout.of((np.zeros(450_000, np.uint8),), 1)
   reply = wire.Layout.of((np.zeros(1_000, np.uint8),), 1)
@@ -495,7 +494,7 @@ def test_tls_costs_at_most_60_percent_at_450_kb(files):
       exchanges[name] = exchange
 
     def block():
-      """Returns medians of round trips in turn, in seconds."""
+      """Returns the median seconds of a round trip; modes take turns."""
       seconds = {name: [] for name in modes}
       for _ in range(20):
         for name, exchange in exchanges.items():
@@ -506,7 +505,7 @@ def test_tls_costs_at_most_60_percent_at_450_kb(files):
 
     block()
     blocks = [block() for _ in range(60)]
-  # The block that other programs have disturbed least.
-  quiet = min(blocks, key=lambda medians: sum(medians.values()))
-  assert quiet["tls"] <= 1.6 * quiet["tcp"]
-  assert quiet["mtls"] <= 1.6 * quiet["tcp"]
+  # Other programs have disturbed the fastest block least.
+  fastest = min(blocks, key=lambda medians: sum(medians.values()))
+  assert fastest["tls"] <= 1.6 * fastest["tcp"]
+  assert fastest["mtls"] <= 1.6 * fastest["tcp"]

@@ -1,4 +1,4 @@
-"""The transport as behaviour: messages, refusals, and ends of streams."""
+"""Tests of the transport: messages, refusals, and the ends of streams."""
 
 import collections
 import contextlib
@@ -39,7 +39,7 @@ def message(value, rows=1):
 
 
 class Recorder:
-  """Doubles its input; 7 blocks until close, 8 raises, 9 refuses."""
+  """A session that doubles; 7 blocks until `close`, 8 raises, 9 is refused."""
 
   def __init__(self, hello):
     self.welcome = {"you": dict(hello)}
@@ -76,7 +76,7 @@ class Requests:
   def __iter__(self):
     while (value := self._values.get(timeout=600)) is not None:
       yield message(value)
-    self.end()  # Another iteration ends, too.
+    self.end()  # A second iterator ends, too.
 
   def put(self, value):
     self._values.put(value)
@@ -121,7 +121,7 @@ def client(server):
 
 @pytest.fixture
 def bystander(client):
-  """Yields a check that another stream is served all the time."""
+  """Yields a check that another stream is still served."""
   requests = Requests()
   stream = client.stream("session", requests, LAYOUT, LAYOUT)
 
@@ -295,7 +295,7 @@ def test_encode_refuses_arrays_that_do_not_fit(nest, words):
   with pytest.raises(ValueError, match=words):
     LAYOUT.encode(nest)
   layout = wire.Layout.of((np.int32(0), np.int32(0)), 8)
-  with pytest.raises(ValueError, match="column '1'"):  # Lengths differ.
+  with pytest.raises(ValueError, match="column '1'"):  # 2 and 3 rows.
     layout.encode((np.zeros(2, np.int32), np.zeros(3, np.int32)))
 
 
@@ -350,8 +350,8 @@ def test_calls_and_streams_return_replies(address):
       for request, reply in zip(requests, replies, strict=True):
         np.testing.assert_array_equal(reply["x"], request["x"] * 2)
     assert [session.closes for session in server.sessions] == [1]
-    # The session is closed before the client receives the end, so that the
-    # client finds its lease free.
+    # A thread of the server closes the session before the client receives the
+    # end, so that the client finds its lease free.
     assert server.sessions[0].closed_by == "wire"
   if address.startswith("unix:"):
     assert not os.path.exists(address.removeprefix("unix:"))
@@ -364,7 +364,7 @@ def test_hello_and_welcome_may_be_large(client):
   assert list(stream) == []
 
 
-def test_a_foreign_client_gets_the_documented_answer(server):
+def test_a_client_without_seedx_gets_the_documented_answer(server):
   data = LAYOUT.encode(message(3, 2))
   metadata = {
     "protocol": 2,
@@ -518,10 +518,10 @@ def test_an_error_of_the_requests_is_raised_by_the_stream(server, client):
 def test_deadlines_and_missing_servers_have_their_statuses(server, client):
   code, _ = refusal(client.call, "double", message(7), LAYOUT, LAYOUT, 0.2)
   assert code is Code.DEADLINE_EXCEEDED
-  with wire.Client("127.0.0.1:1") as alone:
-    code, _ = refusal(alone.call, "double", message(1), LAYOUT, LAYOUT)
+  with wire.Client("127.0.0.1:1") as without_server:
+    code, _ = refusal(without_server.call, "double", message(1), LAYOUT, LAYOUT)
     assert code is Code.UNAVAILABLE
-    assert refusal(alone.stream, "x", [], LAYOUT, LAYOUT)[0] is code
+    assert refusal(without_server.stream, "x", [], LAYOUT, LAYOUT)[0] is code
 
 
 # Addresses.
@@ -661,7 +661,7 @@ def test_stop_ends_idle_streams_as_finished(address):
     server.stop()  # A second call does nothing.
 
 
-def test_stop_lets_a_request_finish_and_ends_with_ok():
+def test_stop_lets_a_request_finish_and_ends_its_stream_with_ok():
   release, entered = threading.Event(), threading.Event()
 
   def slow(inputs):
@@ -700,17 +700,17 @@ def test_stop_ends_a_blocked_call(server, client, name):
 def test_a_client_that_leaves_closes_its_session(server, client, caplog):
   for leave in ["stream", "client"]:
     for value in [1, 7]:  # Idle, and blocked in a call.
-      leaver = wire.Client(server.address)
-      stream = leaver.stream("session", Requests(value), LAYOUT, LAYOUT)
+      leaving = wire.Client(server.address)
+      stream = leaving.stream("session", Requests(value), LAYOUT, LAYOUT)
       session = server.sessions[-1]
       if value == 7:
         assert session.blocked.wait(300)
       else:
         next(stream)
-      (stream if leave == "stream" else leaver).close()
+      (stream if leave == "stream" else leaving).close()
       assert list(stream) == []
       assert session.closed.wait(300)
-      leaver.close()
+      leaving.close()
   client.call("double", message(1), LAYOUT, LAYOUT)
   time.sleep(0.1)
   assert [session.closes for session in server.sessions] == [1] * 4
@@ -757,8 +757,8 @@ def test_a_killed_client_closes_its_session(server, bystander, value):
     process.communicate()
 
 
-# Two threads print, so each prints a line in one piece. The main thread waits
-# in short pieces, since a signal just before a wait would not end it.
+# Two threads print, so each writes its line in one call. The main thread waits
+# in short pieces, since a signal just before a wait would not end that wait.
 SERVER = """
 import sys, threading, time
 import numpy as np
@@ -806,7 +806,8 @@ def test_a_server_with_a_blocked_call_exits(end):
     process.communicate()
 
 
-# The first registered function is called last, after those of seedx and gRPC.
+# `look` is registered first, so it is called last, after the functions that
+# seedx and gRPC have registered.
 SENDING = """
 import atexit, threading, time
 def look():
@@ -872,7 +873,7 @@ def test_a_request_that_arrives_while_a_call_ends_is_freed():
 
 
 def test_a_stream_that_another_thread_ends_has_that_threads_status():
-  """The status of a session that is closed meanwhile does not count."""
+  """The error of the session, which the other thread has closed, is ignored."""
   code = wire.StatusCode
   stream = server_lib._Stream(*[mock.MagicMock()] * 4)
   aborted = []
