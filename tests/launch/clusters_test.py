@@ -1,7 +1,7 @@
-"""The examples for clusters, each run unchanged but for its addresses.
+"""Tests of the examples for clusters, with other addresses and paths.
 
-Fake programs stand for the cluster's: they run on this machine what the real
-ones would run elsewhere.
+Fake programs replace those of the cluster: they run on this machine what the
+real programs would run elsewhere.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests import programs
 FOLDER = programs.ROOT / "examples" / "clusters"
 SHORT = "--total-steps 3000 --envs-per-actor 4 --hidden-sizes 8"
 
-# Runs the command behind the options once for each task.
+# Runs the command that follows the options, once for each task.
 SRUN = """
 while [ "${1#--}" != "$1" ]; do shift; done
 for k in $(seq 0 $((SLURM_NTASKS - 1))); do
@@ -32,7 +32,7 @@ for k in $(seq 0 $((SLURM_NTASKS - 1))); do
 done
 for task in $tasks; do wait "$task" || exit 1; done
 """
-# Runs a command on "another" machine, or copies files to its home.
+# Runs a command in the home of a fake machine, or copies files to that home.
 GCLOUD = """
 import os, pathlib, shutil, subprocess, sys
 words = sys.argv[1:]
@@ -70,7 +70,7 @@ for source in sources:
 """
 
 
-def program(folder, name, text, interpreter="/bin/bash"):
+def write_program(folder, name, text, interpreter="/bin/bash"):
   folder.mkdir(exist_ok=True)
   path = folder / name
   path.write_text(f"#!{interpreter}\n{text}")
@@ -83,7 +83,7 @@ def free_port():
     return str(probe.getsockname()[1])
 
 
-def on_this_machine(text):
+def with_free_port(text):
   assert "8470" in text
   return text.replace("8470", free_port())
 
@@ -109,22 +109,22 @@ def last_line(run_dir):
   return json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-def installed(home):
-  """Makes this environment the `.venv` of a folder, as the examples need."""
+def make_venv(home):
+  """Makes a `.venv` with this interpreter in a folder, as the examples need."""
   folder = home / ".venv" / "bin"
   folder.mkdir(parents=True)
-  program(folder, "python", f'exec {sys.executable} "$@"')
+  write_program(folder, "python", f'exec {sys.executable} "$@"')
 
 
 @pytest.mark.long
-def test_slurm(tmp_path):
-  text = on_this_machine((FOLDER / "slurm.sh").read_text())
+def test_the_slurm_example_trains_and_continues_when_requeued(tmp_path):
+  text = with_free_port((FOLDER / "slurm.sh").read_text())
   script = tmp_path / "job.sh"
   script.write_text(text)
-  installed(tmp_path)
-  program(tmp_path / "bin", "srun", SRUN)
+  make_venv(tmp_path)
+  write_program(tmp_path / "bin", "srun", SRUN)
   hostnames = '[ "$1 $2" = "show hostnames" ] && echo "$3" | tr , "\\n"'
-  program(tmp_path / "bin", "scontrol", hostnames)
+  write_program(tmp_path / "bin", "scontrol", hostnames)
   slurm = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NODELIST": "127.0.0.2,127.0.0.9",
@@ -137,18 +137,18 @@ def test_slurm(tmp_path):
   first = last_line(run_dir)
   assert first["env_steps"] >= 3000 and first["learner_steps"] > 0
   assert done.stderr.count("joined 127.0.0.2:") == 2
-  # A requeued job has the same number, and other nodes.
+  # A requeued job has the same job ID, and may have other nodes.
   slurm["SLURM_JOB_NODELIST"] = "127.0.0.3,127.0.0.9"
   more = [x.replace("3000", "6000") for x in words]
   done = run(more, tmp_path, **slurm)
   assert done.returncode == 0, done.stderr
   assert last_line(run_dir)["env_steps"] >= 6000
-  first_lines = (run_dir / "metrics.jsonl").read_text()
-  assert json.dumps(first)[:40] in first_lines
+  all_lines = (run_dir / "metrics.jsonl").read_text()
+  assert json.dumps(first)[:40] in all_lines
 
 
 @pytest.mark.long
-def test_jobset(tmp_path):
+def test_the_commands_of_the_jobset_example_train(tmp_path):
   text = (FOLDER / "jobset.yaml").read_text()
   volume, jobset = yaml.safe_load_all(text)
   spec = jobset["spec"]
@@ -211,15 +211,17 @@ def test_jobset(tmp_path):
 
 
 @pytest.mark.long
-def test_cloud_tpu(tmp_path):
-  text = on_this_machine((FOLDER / "cloud_tpu.sh").read_text())
+def test_the_cloud_tpu_example_trains_twice_without_giving_away_the_key(
+  tmp_path,
+):
+  text = with_free_port((FOLDER / "cloud_tpu.sh").read_text())
   script = tmp_path / "cloud_tpu.sh"
   script.write_text(text)
   homes = tmp_path / "homes"
   for machine in ("tpu", "actor-1", "actor-2"):
-    installed(homes / machine / "seedx")
-  program(tmp_path / "bin", "gcloud", GCLOUD, sys.executable)
-  program(tmp_path / "bin", "python", f'exec {sys.executable} "$@"')
+    make_venv(homes / machine / "seedx")
+  write_program(tmp_path / "bin", "gcloud", GCLOUD, sys.executable)
+  write_program(tmp_path / "bin", "python", f'exec {sys.executable} "$@"')
   words = "us-a tpu actor-1 actor-2 -- seed_vtrace"
   options = [*SHORT.split(), "--env-options", '{"max_episode_steps": 5}']
   home = tmp_path / "home"
@@ -228,7 +230,7 @@ def test_cloud_tpu(tmp_path):
     command = ["bash", str(script), *words.split(), *options]
     done = run(command, tmp_path, **folders)
     assert done.returncode == 0, done.stderr
-    # The second time the machines have old files.
+    # In the second run, the machines still have the files of the first.
     shutil.rmtree(home)
   commands = (tmp_path / "commands").read_text()
   assert all("--zone us-a" in line for line in commands.splitlines())
@@ -241,7 +243,7 @@ def test_cloud_tpu(tmp_path):
   assert given == {"ca.pem", "token"}
 
 
-def test_all_examples_are_here():
+def test_each_example_is_tested_and_each_script_is_valid_bash():
   tested = {"slurm.sh", "jobset.yaml", "cloud_tpu.sh"}
   assert {path.name for path in pathlib.Path(FOLDER).iterdir()} == tested
   for path in FOLDER.glob("*.sh"):

@@ -1,4 +1,4 @@
-"""Processes that join a run: their roles, and the refusals of both sides."""
+"""Tests of joining a run: the roles, and the refusals of both sides."""
 
 import dataclasses
 import json
@@ -49,7 +49,7 @@ class Learner:
     self.server.stop(0)
 
   def ask(self, **hello):
-    """Joins and stays; returns a client, to close, and the welcome."""
+    """Joins until the client is closed; returns the client and the welcome."""
     hello = {**dataclasses.asdict(joining.Hello(role="actor")), **hello}
     client = wire.Client(self.server.address)
     stays = threading.Event()
@@ -73,7 +73,7 @@ class Learner:
 def test_a_process_receives_its_role_the_experiment_and_options(tmp_path):
   with Learner(tmp_path, ROLES[:1]) as learner:
     options = {"seed": 3, "env": "CartPole-v1"}
-    for role in ("actor", ""):  # The only one needs no name.
+    for role in ("actor", ""):  # The only role needs no name.
       assignment = learner.join(role=role, options=options)
       assert assignment == joining.Welcome("actor", False, "ppo", OPTIONS)
 
@@ -132,7 +132,9 @@ def test_a_learner_of_another_version_or_with_other_code_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["env", "observation_transform"])
-def test_code_is_imported_only_if_it_is_named_here_too(tmp_path, name):
+def test_code_is_imported_only_if_the_joining_process_names_it_too(
+  tmp_path, name
+):
   with Learner(tmp_path, **{name: "os:system"}) as learner:
     with pytest.raises(wire.WireError, match="os:system here too"):
       learner.join()
@@ -158,7 +160,7 @@ def test_servers_register_addresses_and_keep_their_numbers(tmp_path):
     first.close()
     second.close()
     running.wait_until(lambda: not any(learner.addresses._held))
-    # A returning server keeps its number, and another takes the free one.
+    # A server that returns keeps its number; a new one takes the free number.
     again, welcome = learner.ask(role="server", address="b:1")
     assert welcome["role"] == "server-1"
     other, welcome = learner.ask(role="server", address="c:1")
@@ -168,7 +170,7 @@ def test_servers_register_addresses_and_keep_their_numbers(tmp_path):
     other.close()
 
 
-def test_fixed_addresses_are_kept():
+def test_only_fixed_addresses_are_accepted_each_for_one_process():
   insecure = wire.Security(insecure=True)
   addresses = admission.Addresses(2, ["a:1", "b:1"], insecure)
   assert addresses.all() == ["a:1", "b:1"]
@@ -223,7 +225,7 @@ class Joiners:
     self.programs.remove(program)
 
   def ended(self, status=0):
-    """Waits until all have ended with a status; returns their errors."""
+    """Waits until all programs exit with a status; returns their stderr."""
     errors = [program.communicate(timeout=600)[1] for program in self.programs]
     assert [x.returncode for x in self.programs] == [status] * len(errors), (
       errors
@@ -248,8 +250,8 @@ def test_a_process_without_a_learner_gives_up_with_status_3(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_role_gives_up_too(tmp_path, joiners):
-  """An experiment's program replaces itself by the one that joins."""
+def test_an_experiment_with_a_role_gives_up_too(tmp_path, joiners):
+  """The program of the experiment replaces itself by `seedx.join`."""
   words = ("--role", "actor", "--address", f"unix:{tmp_path}/nobody")
   program = ("-m", seed_vtrace.__name__)
   joiners.start(*words, "--give-up-seconds", 0.5, program=program)
@@ -257,7 +259,7 @@ def test_a_role_gives_up_too(tmp_path, joiners):
 
 
 def _learn(experiment, address, *words):
-  """Runs a learner that starts no nodes; returns the last line."""
+  """Runs a learner that starts no nodes; returns the last line of metrics."""
   run_dir = address.removeprefix("unix:") + "-run"
   role = ("--role", "learner", "--address", address, "--run-dir", run_dir)
   assert programs.main(experiment, [*role, *QUICK, *map(str, words)]) == 0
@@ -318,7 +320,7 @@ def _env_steps(run_dir):
 
 @pytest.mark.slow
 def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
-  """The learner has other options then, which replace the old ones."""
+  """The second learner has other options, which the actors then use."""
   address = f"unix:{tmp_path}/learner"
   run_dir = tmp_path / "first"
   words = ["--role", "learner", "--address", address, "--run-dir", run_dir]
@@ -341,14 +343,14 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
     (seed_ppo, (), "the learner's experiment impala, found seed_ppo"),
   ],
 )
-def test_an_actors_experiment_and_options_must_be_the_learners(
+def test_an_actors_experiment_and_options_must_equal_the_learners(
   tmp_path, capfd, monkeypatch, experiment, words, message
 ):
   def execute(path, program):
     assert program[:3] == [path, "-m", "seedx.join"]
     raise SystemExit(join.main(program[3:]))
 
-  # The program that a process becomes runs in this one.
+  # The program that replaces a process runs in this process.
   monkeypatch.setattr(os, "execv", execute)
   options = {"agent": "vtrace", "td_lambda": 1.0}
   with Learner(tmp_path, ROLES[:1], "impala", **options) as learner:
@@ -358,7 +360,7 @@ def test_an_actors_experiment_and_options_must_be_the_learners(
   assert message in capfd.readouterr().err
 
 
-def test_code_of_a_script_is_not_sent(tmp_path, capfd):
+def test_a_run_of_a_script_is_joined_by_the_script_only(tmp_path, capfd):
   needs_jax = dataclasses.replace(ROLES[0], needs_jax=True)
   with Learner(tmp_path, [needs_jax], "my_network:EXPERIMENT") as learner:
     assert join.main([learner.server.address]) == 2
@@ -385,7 +387,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
-  """Options that an actor does not set are the learner's."""
+  """An actor uses the learner's options where it sets none itself."""
   script = tmp_path / "own_script.py"
   script.write_text(_SCRIPT)
 
@@ -420,7 +422,7 @@ _MAX_MODULES = 25
 
 
 def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
-  """A fake JAX notes that anything, such as EnvPool, has imported it."""
+  """A fake JAX leaves a file if anything, such as EnvPool, imports it."""
   imported, transform = tmp_path / "imported", "what_is_loaded:note"
   (tmp_path / "what_is_loaded.py").write_text(_LOADED)
   (tmp_path / "jax").mkdir()
@@ -459,7 +461,7 @@ def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
   assert len(modules) <= _MAX_MODULES, modules
 
 
-_NO_ADDRESSES = {
+_MALFORMED_ADDRESSES = {
   "localhost:99999": "up to 65535",
   "localhost:x": "expected host:port",
   "localhost:٣": "expected host:port",
@@ -469,22 +471,22 @@ _NO_ADDRESSES = {
 }
 
 
-@pytest.mark.parametrize("address", _NO_ADDRESSES)
+@pytest.mark.parametrize("address", _MALFORMED_ADDRESSES)
 def test_a_malformed_address_is_refused_at_once(address, capfd):
   with pytest.raises(SystemExit, match="2"):
     join.main([address])
   error = capfd.readouterr().err
   assert error.startswith("error: ") and error.count("\n") == 1
-  assert _NO_ADDRESSES[address] in error
+  assert _MALFORMED_ADDRESSES[address] in error
   for words in (
     ["--address", address],
     ["--role", "actor", "--address", address],
   ):
     error = programs.refused(seed_vtrace, words, capfd)
-    assert _NO_ADDRESSES[address] in error
+    assert _MALFORMED_ADDRESSES[address] in error
 
 
-def test_seconds_are_in_ascii(capfd):
+def test_seconds_that_are_not_in_ascii_are_refused(capfd):
   with pytest.raises(SystemExit, match="2"):
     join.main(["localhost:1", "--give-up-seconds", "٤"])
   assert "value: '٤'" in capfd.readouterr().err
@@ -492,7 +494,7 @@ def test_seconds_are_in_ascii(capfd):
 
 @pytest.mark.parametrize("text", ["[]", "3", "{", "null", "[" * 10_000])
 @pytest.mark.parametrize("option", ["--options", "--env-options"])
-def test_options_that_are_no_object_are_refused(option, text, capfd):
+def test_options_that_are_no_json_object_are_refused(option, text, capfd):
   with pytest.raises(SystemExit, match="2"):
     join.main(["localhost:1", option, text])
   error = capfd.readouterr().err

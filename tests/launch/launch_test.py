@@ -1,4 +1,4 @@
-"""Processes as behaviour: they are restarted, and none is left behind."""
+"""Tests of nodes' processes: they are restarted, and none is left behind."""
 
 import os
 import threading
@@ -33,7 +33,7 @@ def test_instances_run_until_they_are_stopped_and_ignore_signals(tmp_path):
   processes = _start(tmp_path, count=2)
   children = _children() - before
   assert len(children) == 2
-  while _marks(tmp_path) < 2:  # From their very start.
+  while _marks(tmp_path) < 2:  # The first signals arrive as they start.
     for child in children:
       for number in signals.ENDING:
         child.send_signal(number)
@@ -67,7 +67,9 @@ def test_processes_that_compute_share_the_cores(
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_a_process_that_outlives_this_one_removes_the_folder(tmp_path, returns):
+def test_a_process_exits_only_when_stopped_and_removes_the_folder(
+  tmp_path, returns
+):
   marks, sockets = tmp_path / "marks", tmp_path / "sockets"
   marks.mkdir()
   sockets.mkdir()
@@ -77,7 +79,7 @@ def test_a_process_that_outlives_this_one_removes_the_folder(tmp_path, returns):
   processes = instances.Processes([node], str(sockets))
   (child,) = _children() - before
   running.wait_until(lambda: _marks(marks) == 1)
-  # Long enough to exit, were it not for the folder.
+  # Time to exit, if the process did not have to remove the folder.
   time.sleep(0.5 if returns else 0.0)
   assert child.status() != psutil.STATUS_ZOMBIE
   processes.stop(timeout_seconds=300)
@@ -127,8 +129,8 @@ def test_an_instance_that_dies_again_and_again_ends_the_run_with_its_error(
   processes.stop()
 
 
-class _Life:
-  """A process that dies at given times."""
+class _FakeInstance:
+  """An instance whose fake process dies at given times."""
 
   def __init__(self, monkeypatch):
     self.now, self.starts = 0.0, []
@@ -150,8 +152,8 @@ class _Life:
     node = nodes.Node("worker", launch_node.run, None)
     (self.child,) = instances.Processes([node])._instances
 
-  def restarts_after(self, seconds, status):
-    """Ends the process after its lifetime; returns when the next starts."""
+  def restart_after(self, seconds, status):
+    """Ends the process after `seconds`; returns the time of the next start."""
     self.now += seconds
     self.newest.returncode = status
     started = len(self.starts)
@@ -162,17 +164,17 @@ class _Life:
 
 
 def test_each_restart_waits_longer_than_the_previous_one(monkeypatch):
-  life = _Life(monkeypatch)
+  instance = _FakeInstance(monkeypatch)
   waits = []
   for _ in range(5):
-    waits.append(life.restarts_after(12.0, 1) - life.starts[-2] - 12.0)
+    waits.append(instance.restart_after(12.0, 1) - instance.starts[-2] - 12.0)
   assert waits == [0.0, 1.0, 3.0, 7.0, 15.0]
   with pytest.raises(RuntimeError, match="worker died 6 times within 86 s"):
-    life.restarts_after(12.0, 1)
+    instance.restart_after(12.0, 1)
 
 
-class _Dies:
-  """A fake of Ray, on which a learner dies some times, and then ends."""
+class _FakeRay:
+  """A fake of Ray, on which a learner dies several times before it returns."""
 
   class exceptions:
     class RayActorError(Exception):
@@ -195,7 +197,7 @@ class _Dies:
     return "done"
 
   def run(self, times, stops=False):
-    """Runs a learner that dies `times` times, perhaps after a signal."""
+    """Runs a learner that dies `times` times; with `stops`, a signal came."""
     self.starts, self.times = 0, times
     stop, ending = threading.Event(), signals.Ending()
     if stops:
@@ -207,7 +209,7 @@ class _Dies:
 def test_a_learner_on_a_cluster_restarts_a_limited_number_of_times(
   monkeypatch, capfd
 ):
-  ray = _Dies(monkeypatch)
+  ray = _FakeRay(monkeypatch)
   assert ray.run(times=2) == "done" and ray.starts == 3
   assert capfd.readouterr().err == 2 * "the learner died: no memory\n"
   with pytest.raises(RuntimeError, match="the learner died 6 times"):
@@ -219,14 +221,14 @@ def test_a_learner_on_a_cluster_restarts_a_limited_number_of_times(
 
 
 def test_rare_deaths_and_kills_do_not_end_a_run(monkeypatch):
-  life = _Life(monkeypatch)
+  instance = _FakeInstance(monkeypatch)
   for _ in range(50):
-    died = life.now + 180.0
-    assert life.restarts_after(180.0, 1) - died <= 7.0
+    died = instance.now + 180.0
+    assert instance.restart_after(180.0, 1) - died <= 7.0
   for _ in range(50):
-    died = life.now + 20.0
-    assert life.restarts_after(20.0, -9) == died
-  life.restarts_after(3.0, 2)  # It has worked before, so its config is right.
+    died = instance.now + 20.0
+    assert instance.restart_after(20.0, -9) == died
+  instance.restart_after(3.0, 2)  # It has worked, so its config is right.
   with pytest.raises(RuntimeError, match="worker died"):
     for _ in range(6):
-      life.restarts_after(2.0, -9)  # No memory.
+      instance.restart_after(2.0, -9)  # A lack of memory looks like this.

@@ -1,4 +1,4 @@
-"""Runs over TLS: strangers at the port, and runs over two machines."""
+"""Tests of runs over TLS: strangers at the port, and two machines."""
 
 import contextlib
 import dataclasses
@@ -58,7 +58,7 @@ def words_of(files, *names):
   return [str(word) for pair in words for word in pair]
 
 
-LISTENS = "tls_ca", "tls_certificate", "tls_key", "token_file"
+SERVER_OPTIONS = "tls_ca", "tls_certificate", "tls_key", "token_file"
 
 
 def listens(address):
@@ -69,7 +69,7 @@ def listens(address):
 
 
 def attack(address, methods, files, tmp_path):
-  """Calls all methods as three kinds of strangers; returns their errors."""
+  """Calls all methods as three kinds of strangers; returns the errors."""
   guess = tmp_path / "guess"
   guess.write_text("a-guess-of-the-token")
   no_token = wire.Security(
@@ -101,7 +101,7 @@ def attack(address, methods, files, tmp_path):
 def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
   options, roles = RUNS[program]
   address, token = free_address(), (files / "token").read_text().strip()
-  secured = words_of(files, *LISTENS)
+  secured = words_of(files, *SERVER_OPTIONS)
   run_dir = tmp_path / "run"
   started = []
   with contextlib.ExitStack() as opened:
@@ -119,10 +119,12 @@ def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
     config = program.EXPERIMENT.config
     errors = attack(address, peers.methods(config), files, tmp_path)
     if "server" in roles:
-      place = free_address()
-      start(join, address, "--role", "server", "--listen", place, *secured)
-      running.wait_until(lambda: listens(place))
-      errors |= attack(place, peers.shards(config)[0], files, tmp_path)
+      server_address = free_address()
+      start(
+        join, address, "--role", "server", "--listen", server_address, *secured
+      )
+      running.wait_until(lambda: listens(server_address))
+      errors |= attack(server_address, peers.shards(config)[0], files, tmp_path)
     start(join, address, "--role", roles[-1], *secured)
     errors |= attack(address, peers.methods(config), files, tmp_path)
     for process, log in started:
@@ -131,7 +133,7 @@ def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
       text = pathlib.Path(log.name).read_text()
       assert token not in text and "Traceback" not in text
       assert "handshake" not in text.lower()
-  # Strangers without TLS have found no server.
+  # For strangers without TLS, the server is UNAVAILABLE.
   assert wire.StatusCode.UNAVAILABLE in {code for code, _ in errors}
   assert {x for x in errors if x[0] is not wire.StatusCode.UNAVAILABLE} == {
     (wire.StatusCode.UNAUTHENTICATED, "expected the run's token")
@@ -144,16 +146,18 @@ def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_learners_own_actors_reach_it_if_it_listens_everywhere(
+def test_a_learner_that_listens_on_all_addresses_is_reached_by_its_actors(
   files, tmp_path
 ):
   _, _, port = free_address().rpartition(":")
   options, _ = RUNS[seed_vtrace]
-  words = ["--address", f"0.0.0.0:{port}", *words_of(files, *LISTENS)]
+  words = ["--address", f"0.0.0.0:{port}", *words_of(files, *SERVER_OPTIONS)]
   words += [*options.split(), "--run-dir", str(tmp_path)]
   assert programs.main(seed_vtrace, words) == 0
   recorded = json.loads((tmp_path / "config.json").read_text())["options"]
-  assert not {*LISTENS, "insecure"} & {*recorded} and "address" in recorded
+  assert (
+    not {*SERVER_OPTIONS, "insecure"} & {*recorded} and "address" in recorded
+  )
 
 
 # Two machines

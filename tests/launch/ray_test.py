@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster, which is simulated, and whose machines may die."""
+"""Tests of runs on a simulated Ray cluster, whose machines may die."""
 
 import contextlib
 import dataclasses
@@ -48,7 +48,7 @@ class Machines:
           for room in rooms
         ]
         break
-      except Exception:  # Ray's own start has timed out.
+      except Exception:  # The start of Ray has timed out.
         self._cluster.shutdown()
         if not tries_left:
           raise
@@ -77,7 +77,7 @@ def machines(request, monkeypatch):
 
 @pytest.fixture(scope="module")
 def security(tmp_path_factory):
-  """Returns TLS and a token, because machines have other addresses."""
+  """Returns TLS and a token, which addresses other than loopback require."""
   pytest.importorskip("ray")
   host = ray().util.get_node_ip_address()
   folder = tmp_path_factory.mktemp("tls") / "files"
@@ -111,7 +111,7 @@ def config_of(program, machines, security, total_steps):
   )
 
 
-def playing():
+def node_processes():
   """Returns the processes of nodes on all machines of the cluster."""
   processes = []
   for process in psutil.process_iter(["cmdline"]):
@@ -134,7 +134,7 @@ def playing():
 def test_a_run_trains_on_a_cluster(program, machines, security, tmp_path):
   config = config_of(program, machines, security, 12_000)
   if program is gorila_dqn:
-    # The learner listens everywhere, and the nodes get one of its addresses.
+    # The learner listens on all its addresses, and the nodes get one of them.
     with socket.socket() as probe:
       probe.bind(("", 0))
       port = probe.getsockname()[1]
@@ -147,7 +147,7 @@ def test_a_run_trains_on_a_cluster(program, machines, security, tmp_path):
   assert run.metrics["env_steps"] >= 12_000
   assert run.metrics["learner_steps"] > 0
   assert run.restarts == 0
-  running.wait_until(lambda: not playing())
+  running.wait_until(lambda: not node_processes())
 
 
 @pytest.mark.long
@@ -175,16 +175,16 @@ def test_a_run_continues_when_an_actor_and_a_machine_die(
       if self.left and line["env_steps"] >= self.left[0][0]:
         self.left.pop(0)[1]()
       elif not self.left:
-        self.maximum_after = max(self.maximum_after, len(playing()))
+        self.maximum_after = max(self.maximum_after, len(node_processes()))
 
     def close(self):
       pass
 
     def actor(self):
-      playing()[0].kill()
+      node_processes()[0].kill()
 
     def machine(self):
-      machines.kill(playing()[0].parent())
+      machines.kill(node_processes()[0].parent())
 
   kills = Kills()
   run = app.train(config, run_dir=tmp_path, quiet=True, sinks=[kills])
@@ -198,7 +198,7 @@ def test_a_run_continues_when_an_actor_and_a_machine_die(
 def test_the_learner_continues_when_its_machine_dies(
   machines, security, tmp_path
 ):
-  """A signal to the program that has started it stops it in order."""
+  """A signal to the driver, which started the learner, stops it in order."""
   words = ["--launcher", "ray", "--ray-address", machines.address]
   words += ["--learner-on-cluster", "--learner-resources", "actors=1"]
   words += ["--actor-resources", "actors=1", "--num-actors", "2"]
@@ -236,7 +236,7 @@ def test_the_learner_continues_when_its_machine_dies(
   assert "interrupted; --resume" in text
   last = max(int(x.name) for x in (run_dir / "checkpoints").glob("[0-9]*"))
   assert last == env_steps(run_dir)
-  running.wait_until(lambda: not playing())
+  running.wait_until(lambda: not node_processes())
 
 
 def env_steps(run_dir):
@@ -247,16 +247,20 @@ def env_steps(run_dir):
 def test_wrong_options_end_the_run(machines, security, tmp_path):
   insecure = dataclasses.replace(security, insecure=True)
   config = config_of(seed_vtrace, machines, insecure, 10_000)
-  there = {"learner_on_cluster": True, "learner_resources": {"CPU": 0}}
-  bare = {"security": wire.Security()}
+  learner_there = {"learner_on_cluster": True, "learner_resources": {"CPU": 0}}
+  without_tls = {"security": wire.Security()}
   for changes, sinks, message in (
     ({"ray_address": "127.0.0.1:9"}, [], "expected a Ray cluster"),
-    (bare, [], "expected TLS and a token"),
+    (without_tls, [], "expected TLS and a token"),
     ({"address": f"unix:{tmp_path}/socket"}, [], "HOST:PORT, or none"),
-    ({**there, "address": "192.0.2.9:1"}, [], "since it may move"),
-    # The learner raises it on the cluster.
-    ({**there, **bare}, [], "expected TLS and a token"),
-    (there, [threading.Lock()], "expected a config that can be pickled"),
+    ({**learner_there, "address": "192.0.2.9:1"}, [], "since it may move"),
+    # On the cluster, the learner raises the error.
+    ({**learner_there, **without_tls}, [], "expected TLS and a token"),
+    (
+      learner_there,
+      [threading.Lock()],
+      "expected a config that can be pickled",
+    ),
   ):
     wrong = running.replaced(config, **changes)
     with pytest.raises(types.ConfigError, match=message):
@@ -291,7 +295,7 @@ def test_invalid_options_of_a_cluster_are_refused():
   ids=lambda env: env.env + env.observation_transform,
 )
 def test_a_server_runs_the_code_that_its_own_learner_names(env):
-  """The node has its learner's settings that name code, and trusts them."""
+  """The node trusts its learner's settings that name code."""
   options = configs.in_json(env)
   addresses = admission.Addresses(1)
   played, stop = [], threading.Event()
@@ -305,16 +309,16 @@ def test_a_server_runs_the_code_that_its_own_learner_names(env):
   admission.Roles([node], "", options, {"server": addresses}).bind(learner)
   learner.start()
   try:
-    (there,) = ray_cluster.on_cluster(
+    (cluster_node,) = ray_cluster.on_cluster(
       [node], learner.address, wire.LOCAL, envs.code_in(options)
     )
-    there.run(there.config, stop)
+    cluster_node.run(cluster_node.config, stop)
   finally:
     learner.stop(0)
   assert played == addresses.all()
 
 
-def test_a_cluster_that_others_could_reach_is_not_used(monkeypatch):
+def test_a_cluster_that_other_machines_could_reach_is_not_used(monkeypatch):
   """A cluster that refuses this process is not used either."""
   module = pytest.importorskip("ray")
   monkeypatch.setenv("RAY_AUTH_TOKEN", "own")
