@@ -1,9 +1,9 @@
-"""An audit of commands of seedx, which it runs one after the other.
+"""A program that runs commands of seedx one by one, and audits each.
 
   python -m tests.audited '[["plot", "RUN", "--output", "a.png"], ...]'
 
-The last line is JSON: for each command its exit status, the events that `Audit`
-has recorded, and the files below the working directory that it changed.
+Its last line is JSON. For each command, it has the exit status, the events that
+`Audit` recorded, and the files below the working directory that were changed.
 """
 
 import json
@@ -22,8 +22,8 @@ class Audit:
   Attributes:
     wrote: absolute paths opened to write; paths relative to a directory's
       descriptor are missing.
-    started: names of programs started.
-    reached: addresses of sockets bound or connected.
+    started: names of programs that were started.
+    reached: addresses that sockets were bound or connected to.
   """
 
   def __init__(self):

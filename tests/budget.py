@@ -18,7 +18,7 @@ import time
 
 import pytest
 
-# Maximum CPU seconds of a test of a set; the other sets have no limit.
+# Maximum CPU seconds of each test in a set; the other sets have no limit.
 LIMITS = {"fast": 5.0, "slow": 60.0}
 # Tests with other limits: maximum CPU seconds, and the reason.
 _FIRST = "compiles the programs that the tests of its file share"
@@ -59,8 +59,8 @@ class Meter:
       import envpool  # noqa: F401
     jax.monitoring.register_event_listener(self._listen)
     _share_compilations(self._cache, self._events)
-    # Frequent collections are useless: tracing makes few cycles, and imported
-    # modules stay.
+    # Frequent garbage collections are useless: tracing makes few cycles, and
+    # imported modules are never freed.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     self._start = cpu_seconds()
@@ -92,7 +92,7 @@ class Meter:
 
   @pytest.hookimpl(trylast=True)
   def pytest_sessionfinish(self):
-    """Sends the sums of this process to the process that reports."""
+    """Sends the sums of this process to the process that prints them."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     self.output = {
       "cpu_seconds": cpu_seconds(),
@@ -155,7 +155,7 @@ class Budget:
     compiled = sums["hits"] + sums["misses"]
     write(
       f"{sums['cpu_seconds']:7.1f} all processes, not calibrated; "
-      f"peak of one {peak / 2**30:.2f} GiB; {sums['hits']} of {compiled} "
+      f"largest peak {peak / 2**30:.2f} GiB; {sums['hits']} of {compiled} "
       f"programs ({sums['hits'] / max(compiled, 1):.0%}) from JAX's cache"
     )
     for nodeid, (seconds, limit) in self._too_dear().items():
@@ -226,7 +226,7 @@ def _share_compilations(folder, events):
 
   JAX's persistent cache has no lock: two processes that miss a program both
   compile it. This function wraps private functions of JAX 0.10 to 0.12. If they
-  do not exist, programs are compiled twice.
+  are missing, programs are compiled twice.
   """
   from jax._src import compiler
 

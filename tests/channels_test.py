@@ -1,4 +1,4 @@
-"""Channels as behaviour: which threads wait, their order, and waits' ends."""
+"""Channels: which threads wait, the order of items, and the end of waits."""
 
 import concurrent.futures
 import statistics
@@ -36,7 +36,7 @@ def make(pool):
     channel.close()
 
 
-def test_items_are_taken_in_order_and_in_the_wanted_number(make):
+def test_items_are_taken_in_order_and_in_the_requested_number(make):
   channel = make()
   assert all(channel.put(item) for item in range(5))
   assert channel.get() == [0]
@@ -54,7 +54,7 @@ def test_a_full_channel_accepts_an_item_once_another_is_taken(pool, make):
   puts = [pool.submit(channel.put, item) for item in (2, 2, 2)]
   _wait_a_while()
   assert not any(put.done() for put in puts) and len(channel) == 2
-  # There is room for two of the three.
+  # There is room for two of the three items.
   assert channel.get(2) == [0, 1]
   running.wait_until(lambda: sum(put.done() for put in puts) >= 2)
   _wait_a_while()
@@ -77,7 +77,9 @@ def test_a_thread_continues_while_others_wait_for_more_items(pool, make):
   assert many.result(300) == ["b", "c", "d"]
 
 
-def test_a_rule_is_called_only_for_new_items_and_after_its_seconds(pool, make):
+def test_a_rule_is_called_only_for_new_items_and_after_the_seconds_it_returned(
+  pool, make
+):
   channel, calls = make(), []
 
   def rule(items):
@@ -91,7 +93,8 @@ def test_a_rule_is_called_only_for_new_items_and_after_its_seconds(pool, make):
   assert calls == [[]]
   channel.put(0)
   time.sleep(0.5)
-  assert calls[1:] == [[0]] * 3  # Two calls are after the rule's seconds.
+  # Two of these calls came after the seconds that the rule had returned.
+  assert calls[1:] == [[0]] * 3
   channel.put(1)
   channel.put(2)
   assert taken.result(300) == [0, 1]

@@ -68,11 +68,11 @@ def signature(nest):
 DAMAGES = {
   "truncated": lambda path: path.write_bytes(path.read_bytes()[:-10]),
   "emptied": lambda path: path.write_bytes(b""),
-  "gone": lambda path: path.unlink(),
+  "deleted": lambda path: path.unlink(),
   "flipped at the start": lambda path: flip(path, 1),
   "flipped at the end": lambda path: flip(path, -1),
   "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
-  "another's": lambda path: path.write_text("{}"),
+  "in another format": lambda path: path.write_text("{}"),
   "a folder": lambda path: (path.unlink(), path.mkdir()),
 }
 
@@ -105,16 +105,16 @@ def test_damaged_bytes_are_refused(data):
   for _ in range(data.draw(strategies.integers(1, 3))):
     start = data.draw(strategies.integers(0, len(content)))
     length = data.draw(strategies.integers(0, len(content) - start))
-    others = data.draw(strategies.binary(max_size=20))
-    kept = data.draw(strategies.sampled_from(["", others, content[start:]]))
-    content = content[:start] + (kept or b"") + content[start + length :]
+    noise = data.draw(strategies.binary(max_size=20))
+    new = data.draw(strategies.sampled_from(["", noise, content[start:]]))
+    content = content[:start] + (new or b"") + content[start + length :]
   try:
     arrays = checkpoint.from_bytes(np.frombuffer(content, np.uint8))
   except checkpoint.Damaged as error:
     assert content != whole
     assert "\n" not in str(error)
   else:
-    # The damages may cancel out.
+    # The changes may cancel out.
     chex.assert_trees_all_equal(checkpoint.like(arrays, _NEST, "it"), _NEST)
 
 
@@ -241,7 +241,9 @@ def test_saved_arrays_are_restored_exactly(tmp_path):
   ],
   ids=str,
 )
-def test_the_newest_are_kept_and_the_best(tmp_path, keep, scores, kept, best):
+def test_the_newest_checkpoints_and_the_best_one_are_kept(
+  tmp_path, keep, scores, kept, best
+):
   for env_steps, score in scores.items():
     # A new instance continues with the checkpoints that exist.
     checkpoints = checkpoint.Checkpoints(tmp_path, keep, newest_only=["replay"])
@@ -269,7 +271,7 @@ def test_a_held_checkpoint_is_kept_until_its_score_arrives(tmp_path):
   checkpoints.rate(2, 4.0)
   assert checkpoints.steps() == [1, 3] and checkpoints.ranked() == [1, 3]
   assert value_of(checkpoints, 1) == 1
-  checkpoints.rate(2, 9.0)  # It has been deleted.
+  checkpoints.rate(2, 9.0)  # Checkpoint 2 has been deleted.
   assert checkpoints.ranked() == [1, 3]
 
 
@@ -287,7 +289,7 @@ def test_a_held_checkpoint_is_kept_until_its_score_arrives(tmp_path):
   ],
   ids=str,
 )
-def test_another_structure_shape_or_dtype_is_refused_in_one_line(
+def test_another_structure_shape_or_dtype_raises_an_error_of_one_line(
   tmp_path, env_steps, name, like, reason
 ):
   where = tmp_path / "run"
@@ -317,7 +319,7 @@ def test_foreign_files_are_left_alone(tmp_path):
   assert (tmp_path / "evaluation-5.json").exists()
 
 
-# Each checkpoint has its number `_SIZE` times, so that a mix of two is noticed.
+# Each checkpoint contains its step `_SIZE` times, which reveals a mix of two.
 _WRITER = f"""
 import itertools, sys, numpy as np
 from seedx import checkpoint
@@ -342,7 +344,7 @@ def start_writer(where, first_step):
 
 
 def assert_whole(checkpoints):
-  """Checks every listed checkpoint; returns their env steps."""
+  """Checks that each listed checkpoint is whole; returns their env steps."""
   steps = checkpoints.steps()
   for step in steps:
     nest = checkpoints.restore(step, "run", _LIKE)
@@ -354,7 +356,7 @@ def assert_whole(checkpoints):
 
 @pytest.mark.slow
 def test_a_kill_during_a_save_leaves_only_whole_checkpoints(tmp_path):
-  where, saved, cut = tmp_path / "run", 0, 0
+  where, saved, interrupted_saves = tmp_path / "run", 0, 0
   seconds = None
   for part in itertools.cycle((0.0, 0.3, 0.6, 0.9)):
     writer = start_writer(where, saved + 1)
@@ -376,9 +378,9 @@ def test_a_kill_during_a_save_leaves_only_whole_checkpoints(tmp_path):
     last = saved + printed.count("saved")
     # The kill may come after the rename and before the print.
     assert steps[-1] in (last, last + 1) and 1 in steps
-    cut += steps[-1] == last
+    interrupted_saves += steps[-1] == last
     saved = steps[-1]
-    if cut >= 2 and part == 0.9:  # Two kills have come during a save.
+    if interrupted_saves >= 2 and part == 0.9:
       break
   # The next save deletes the unfinished checkpoints.
   checkpoints = checkpoint.Checkpoints(where, keep=2)
@@ -389,8 +391,8 @@ def test_a_kill_during_a_save_leaves_only_whole_checkpoints(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_process_reads_while_one_writes(tmp_path):
-  """It restores whole checkpoints, or learns that they were deleted."""
+def test_checkpoints_can_be_read_while_another_process_writes_some(tmp_path):
+  """A checkpoint is read whole, or refused because it has been deleted."""
   checkpoints, seen = checkpoint.Checkpoints(tmp_path), set()
   writer = start_writer(tmp_path, 1)
   drain = threading.Thread(target=writer.stdout.read, daemon=True)

@@ -15,7 +15,7 @@ if not _AS_USERS_DO and (0, 10) <= _JAXLIB <= (0, 12):
   if _JAXLIB == (0, 10):
     # The older loop emitters compile in less than half the time.
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
-# A worker of pytest-xdist inherits the flags of the process that starts it.
+# Each flag only once: a worker of pytest-xdist inherits those of its parent.
 _FLAGS = dict.fromkeys(os.environ.get("XLA_FLAGS", "").split() + _FLAGS)
 os.environ["XLA_FLAGS"] = " ".join(_FLAGS)
 # Losses and networks can be tested on other devices: see CONTRIBUTING.md.
@@ -25,7 +25,7 @@ if os.environ["JAX_PLATFORMS"] != "cpu":
   os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-# If a killed program left an incomplete entry, JAX compiles it again.
+# After a killed program left an incomplete entry, JAX warns and compiles again.
 os.environ["PYTHONWARNINGS"] = (
   "ignore:Error reading persistent compilation cache entry:UserWarning"
 )
@@ -37,14 +37,14 @@ import pytest
 from tests import budget
 
 # A shell's background job ignores Ctrl-C, a program of nohup ignores SIGHUP.
-# Without these lines, the programs that tests start would ignore them, too.
+# Without these lines, the programs that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
   signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def slow_but(fast, cases):
-  """Returns cases, tuples of arguments, marked as slow unless in `fast`."""
+  """Returns the cases, tuples of arguments: `slow` unless listed in `fast`."""
   unknown = [case for case in fast if case not in cases]
   assert not unknown, unknown
   return [
@@ -80,7 +80,7 @@ def pytest_configure(config):
   # Tests and the programs that they start compile many equal programs.
   cache = config.rootpath / config.getini("cache_dir") / "jax"
   os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache)
-  # Tests cost more with other compiler settings, or if lines are traced.
+  # Tests cost more with other compiler settings, or if coverage is measured.
   as_usual = os.environ["JAX_PLATFORMS"] == "cpu" and not _AS_USERS_DO
   budget.register(config, cache, as_usual and "COVERAGE_RUN" not in os.environ)
 
@@ -93,7 +93,6 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def make_unroll():
-  """Function `(agent, spec, length, ends, seed) -> types.Unroll`."""
   return random_unroll
 
 
@@ -166,7 +165,7 @@ def _carried(agent, spec, batch_size):
 
 
 def random_episodes(rng, length, ends):
-  """Returns `[L, B]` uint8 step types, and bools of terminations."""
+  """Returns step types (uint8) and terminations (bool), both `[L, B]`."""
   step_type = np.full((length, len(ends)), dm_env.StepType.MID, np.uint8)
   terminated = np.zeros(step_type.shape, bool)
   for b, probability in enumerate(ends):

@@ -16,7 +16,7 @@ _SECRET = "the user's own"
 
 @pytest.fixture
 def outside(tmp_path):
-  """Yields a folder that must not change."""
+  """Yields a folder, and checks that its content has not changed."""
   folder = tmp_path / "outside"
   folder.mkdir()
   (folder / "own").write_text(_SECRET)
@@ -37,7 +37,7 @@ def _sparse(path, outside):
     file.truncate(2**40)
 
 
-# Entries that may be in place of a file.
+# Things that may be in place of a file.
 PLANTED = {
   "a link to a file": lambda x, outside: x.symlink_to(outside / "own"),
   "a link to a directory": lambda x, outside: x.symlink_to(outside),
@@ -164,7 +164,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     files.write_file(tmp_path / "nowhere" / "a.json", "third")
 
 
-# Modules that open other files than those of a run, and which files.
+# Modules that may open files without `seedx.files`, and which files they open.
 _OTHERS = {
   "seedx/files.py": "files of runs",
   "seedx/app/certificates.py": "a directory that it makes",
@@ -212,12 +212,12 @@ _OPENS = {
   "touch",
   "copytree",
 }
-# Objects with methods of these names that are not files.
+# Names of objects that have such methods, but are neither files nor paths.
 _NO_FILES = ("folder", "directory", "part", "_folder", "_connected", "sessions")
 
 
 def _opened(path):
-  """Yields the calls in a module that look like those of files."""
+  """Yields the calls in a module that look like operations on files."""
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.Call):
       name = node.func
@@ -229,7 +229,7 @@ def _opened(path):
         yield name.id
 
 
-def test_no_other_module_opens_a_file_of_a_run():
+def test_no_unlisted_module_opens_files_itself():
   calls_by_module = {}
   for path in sorted((_ROOT / "seedx").rglob("*.py")):
     name = str(path.relative_to(_ROOT))

@@ -1,7 +1,7 @@
-"""Forks of one interpreter, which replace new ones as environments' workers.
+"""Forks of one interpreter, in which the environments of tests run.
 
 A new interpreter needs a third of a second to import a worker's modules. A fork
-has them already, and is otherwise a process like any other.
+has imported them already, and is otherwise a process like any other.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ _MAX_BYTES = 1 << 16
 
 
 class Server:
-  """A process that forks, with the part of `subprocess` that is used."""
+  """A process that forks; it replaces `subprocess` in `seedx.envs`."""
 
   DEVNULL = subprocess.DEVNULL
   TimeoutExpired = subprocess.TimeoutExpired
@@ -50,14 +50,14 @@ class Server:
       return pickle.loads(self._socket.recv(_MAX_BYTES))
 
   def Popen(self, command, *, stdin, pass_fds, env):
-    """Runs `[python, "-P", "-c", program]`."""
+    """Runs a command `[python, "-P", "-c", program]` in a fork."""
     assert command[1:3] == ["-P", "-c"] and stdin == self.DEVNULL
     question = "fork", command[3], pass_fds, env, os.getcwd()
     return _Fork(self, self.ask(*question, files=pass_fds))
 
 
 class _Fork:
-  """The part of `subprocess.Popen` that is used."""
+  """A fork, with the methods of `subprocess.Popen` that seedx calls."""
 
   def __init__(self, server, pid):
     self.pid, self.returncode, self._server = pid, None, server
@@ -104,7 +104,7 @@ def _serve(connection):
 
 
 def _run(files, program, numbers, environment, folder):
-  """Runs a program with files at the numbers that it expects."""
+  """Runs a program, with its open files at the expected descriptors."""
   status = 1
   try:
     high = [fcntl.fcntl(x, fcntl.F_DUPFD, _FIRST_FREE) for x in files]

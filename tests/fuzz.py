@@ -3,11 +3,11 @@
   python -m tests.fuzz [COUNT]
 
 serves the methods of seed, impala, gorila and join, with devices and learners
-that do nothing. It sends COUNT (a million) mutated frames and handshakes while
-a healthy actor is served. It raises an error unless every stream ends with a
-clean status, nothing is logged, and the process needs no more threads, files
-and memory. Most streams are served in this process without gRPC; one in
-`PER_SOCKET` comes over a socket.
+that do nothing. It sends COUNT (default: a million) streams with one mutated
+frame or handshake each, while a healthy actor is served. It raises an error
+unless every stream ends with a clean status, nothing is logged, and threads,
+open files and memory do not grow. Most streams are served in this process
+without gRPC; one in `PER_SOCKET` comes over a socket.
 """
 
 import collections
@@ -262,7 +262,7 @@ def handshake(rng, method):
 
 
 def stream_of(rng, method):
-  """Returns a stream's handshake and frames, with one of them mutated."""
+  """Returns a stream's handshake and frames, one of which is mutated."""
   if rng.random() < 0.3:
     return handshake(rng, method), method.messages
   valid = {**method.inputs.to_json(), "hello": method.hello}

@@ -1,4 +1,4 @@
-"""An experiment whose updates hang after the first ones.
+"""An experiment whose updates hang after the first UPDATES.
 
 `python -m tests.hanging_updates UPDATES EXPERIMENT [options]`
 """

@@ -20,7 +20,7 @@ _run = running.run
 
 
 def keeping(process, *args, **options):
-  """Runs a process as `running.run` does, and keeps it."""
+  """Runs a process as `running.run` does, and keeps it for `result`."""
   _processes.append(process)
   return _run(process, *args, **options)
 

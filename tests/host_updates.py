@@ -23,7 +23,7 @@ HOSTS, CORES = 2, 2
 
 @functools.cache
 def shared():
-  """Imports the test of learners late, because its import computes."""
+  """Imports `learner_test` after the hosts have joined: its import computes."""
   from tests.learning import learner_test
 
   return learner_test
@@ -42,7 +42,7 @@ def ppo_agent():
   return config.make(shared().SPEC, sharding.CORES)
 
 
-# The agent, micro-batches, seeds of the batches, and hosts that have a batch.
+# Each case: agent, micro-batches, seeds of batches, hosts that have a batch.
 CASES = {
   "normalized": (normalizing_agent, 1, range(3), {0, 1}),
   "normalized, starved": (normalizing_agent, 1, range(3), {0}),
@@ -68,7 +68,7 @@ def leaves(learning):
 
 
 def updated(name, index):
-  """Returns a host's state after and before a case's updates, and a line."""
+  """Returns a host's state after and before a case's updates, and measures."""
   make, micro_batches, seeds, have = CASES[name]
   among = hosts.Hosts(index, HOSTS)
   among.acted(1, 10**9)

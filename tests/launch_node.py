@@ -1,4 +1,4 @@
-"""A node for `launch_test`, whose behaviour its config sets."""
+"""A node for `launch_test`; its config sets its behaviour."""
 
 import dataclasses
 import os
@@ -14,9 +14,9 @@ class Config:
   """The config of the node.
 
   Attributes:
-    folder: folder in which it leaves a mark when it starts.
-    status: exit status; 0 to work until it is stopped.
-    returns: whether it returns at once instead.
+    folder: folder in which it makes a file, its mark, when it starts.
+    status: exit status with which it fails at once; 0 for no failure.
+    returns: whether it returns at once, and does not wait for the stop.
   """
 
   folder: str
@@ -36,10 +36,10 @@ def run(config, stop):
 
 
 def report_threads(config, stop):
-  """Leaves a mark whose name has the number of JAX's threads.
+  """Leaves a mark whose name ends with the number of JAX's threads.
 
-  It is "none" without JAX, and ends with "queued" if computations wait for a
-  free thread.
+  The number is "none" if it has not been set. "-queued" follows if JAX queues
+  computations (asynchronous dispatch).
   """
   name = os.environ.get("PJRT_NPROC", "none")
   if sys.modules.get("jax"):

@@ -6,8 +6,7 @@
 There are two more parts. One repeats the fast set with XLA's default settings,
 as users run it; the other measures the lines of the package that the fast and
 the slow set execute. The part with the oldest result comes first. The table is
-written after each part,
-so that an interrupted run continues with the next part.
+written after each part, so that an interrupted run continues with the next one.
 """
 
 import argparse

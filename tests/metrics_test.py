@@ -33,7 +33,7 @@ class FakeClock:
 # Waits
 
 
-def test_share_is_waited_over_elapsed_time_since_the_last_call():
+def test_the_share_of_a_wait_is_of_the_time_since_the_last_measure():
   clock = FakeClock()
   waits = metrics.Waits(clock=clock)
   for _ in range(3):
@@ -47,7 +47,7 @@ def test_share_is_waited_over_elapsed_time_since_the_last_call():
   assert waits.measure() == {"a": 0.0, "b": 0.0}
 
 
-def test_wait_in_progress_counts_and_is_split_over_the_intervals():
+def test_a_wait_in_progress_counts_and_is_split_over_the_intervals():
   clock = FakeClock()
   waits = metrics.Waits(clock=clock)
   clock.sleep(1.0)
@@ -61,7 +61,7 @@ def test_wait_in_progress_counts_and_is_split_over_the_intervals():
   assert waits.measure() == {"a": 0.25}
 
 
-def test_declared_threads_count_without_ever_waiting():
+def test_declared_threads_count_even_if_they_never_wait():
   clock = FakeClock()
   waits = metrics.Waits({"a": 4, "never": 1}, clock)
   with waits.timed("a"):
@@ -69,7 +69,7 @@ def test_declared_threads_count_without_ever_waiting():
   assert waits.measure() == {"a": 0.25, "never": 0.0}
 
 
-def test_same_wait_within_itself_is_refused_and_the_outer_one_still_counts():
+def test_a_wait_within_the_same_wait_is_refused_and_the_outer_one_counts():
   clock = FakeClock()
   waits = metrics.Waits(clock=clock)
   with waits.timed("a"):
@@ -108,8 +108,7 @@ def test_no_time_is_lost_or_counted_twice_while_threads_wait():
 
 
 @pytest.mark.alone
-def test_timing_is_cheap():
-  """It costs less than 50 calls of `perf_counter`."""
+def test_timing_a_wait_costs_less_than_50_calls_of_the_clock():
   waits, ratios = metrics.Waits(), []
   for _ in range(5):
     began = time.perf_counter()
@@ -131,13 +130,15 @@ def test_timing_is_cheap():
 @pytest.mark.parametrize(
   ("requests", "queue", "unrolls", "expected"),
   [
-    (0.9, 0.0, 0.0, "environments"),  # A replay: the learner never waits.
-    (0.1, 0.3, 0.0, "learner"),  # Sometimes blocked is blocked.
+    (0.9, 0.0, 0.0, "environments"),  # With a replay, the learner never waits.
+    (0.1, 0.3, 0.0, "learner"),  # Inference waits longer for the learner.
     (0.3, 0.1, 0.7, "inference"),
     (0.5, 0.2, 0.6, "environments"),
   ],
 )
-def test_bottleneck(requests, queue, unrolls, expected):
+def test_the_bottleneck_is_the_side_for_which_the_others_wait(
+  requests, queue, unrolls, expected
+):
   waits = {
     "acting_wait_environments": requests,
     "acting_wait_learner": queue,
@@ -166,7 +167,7 @@ def test_mean_is_over_the_latest_100_and_count_over_all():
   assert returns.count == 150
 
 
-def test_row_without_an_episode_is_refused():
+def test_a_nan_instead_of_a_return_is_refused():
   returns = metrics.Latest()
   with pytest.raises(ValueError, match="NaN"):
     returns.add(np.array([1.0, np.nan]))
@@ -373,13 +374,13 @@ def test_rows_come_at_most_every_10_seconds_and_the_last_at_close():
     (0.0, "-"),
   ],
 )
-def test_time_left(rate, left):
+def test_the_time_left_is_shown_in_at_most_two_units(rate, left):
   sink, stream, _ = console()
   sink.write({**LINE, "steps_per_second": rate})
   assert rows(stream)[-1][5] == left
 
 
-def test_all_steps_done_is_100_percent_and_not_before():
+def test_100_percent_is_shown_only_once_all_steps_are_done():
   sink, stream, clock = console()
   for steps in (9_999_999, 10_000_000, 10_000_100):
     sink.write({**LINE, "env_steps": steps})

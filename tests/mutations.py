@@ -1,4 +1,4 @@
-"""Mutations of the most important code, each of which must fail a test.
+"""Mutations of the most important code, each of which a test must notice.
 
     python -m tests.mutations [--only NAME] [--quick] [--fast] [--no-check]
 
@@ -64,7 +64,7 @@ lstm-remembers-other-episodes networks/lstm.py networks/lstm
 priorities-of-evicted-windows replay/prioritized.py replay/prioritized
 - jnp.where(now == then, windows.leaf, sum_tree.NOWHERE)
 + windows.leaf
-unrolls-a-row-late acting/unroll_store.py acting/unroll_store
+unrolls-begin-a-row-late acting/unroll_store.py acting/unroll_store
 -   first = count - (layout.length - 1)
 +   first = count - (layout.length - 2)
 full-batch-refused acting/batcher.py acting/batcher pipelines/seed

@@ -60,7 +60,7 @@ class Counting(gymnasium.Env):
 
 
 class Logged(gymnasium.Env):
-  """Appends a line for each row to the file `<seed>.<id>`.
+  """Appends a line to the file `<seed>.<id>` at each reset and step.
 
   A line is `reset`, `step`, or `end RETURN LENGTH`. Episodes have 1 to 5 steps,
   depending on the seed. The reward is step + action.
@@ -154,7 +154,7 @@ def unseeded_dm(speed=1):
 
 
 class Masked(gymnasium.Env):
-  """Observes dicts of all spaces; action t % 3 is illegal in step t."""
+  """Observes all kinds of spaces; action t % 3 is illegal at step t."""
 
   def __init__(self, none_legal_at=None):
     image = spaces.Box(0, 255, (2, 3), np.uint8)
@@ -217,7 +217,7 @@ class Continuous(gymnasium.Env):
 
 
 class Acting(gymnasium.Env):
-  """Has any spaces; observes a sample, or `shows`."""
+  """Has the given spaces; observes samples, or always `shows`."""
 
   def __init__(self, action=None, observation=None, shows=None):
     self.action_space = action or spaces.Discrete(2)
@@ -239,7 +239,7 @@ def picture(shape):
 
 
 def masked_choices(values, shape):
-  """Returns an environment with a mask whose last entry alone is legal."""
+  """Returns an environment in whose mask only the last entry is legal."""
   mask = np.zeros(shape, np.int8)
   mask.flat[-1] = 1
   space = spaces.Dict({"action_mask": spaces.MultiBinary(shape)})
@@ -305,7 +305,7 @@ class Hanging(Counting):
 
 
 class Failing(Counting):
-  """Fails at its first step, in the way `how`, if its seed is `where`."""
+  """Fails as `how` describes, in its first step, if its seed is `where`."""
 
   def __init__(self, how, where=2, log=""):
     super().__init__(log)
@@ -388,7 +388,7 @@ def dies_at_once():
 
 
 def killed(marks, times):
-  """Makes `Counting`, after a number of processes were killed here."""
+  """Kills its process the first `times` times, and then makes `Counting`."""
   earlier = sorted(pathlib.Path(marks).iterdir())
   if len(earlier) < times:
     pathlib.Path(marks, str(os.getpid())).touch()
@@ -466,7 +466,7 @@ def dm_with_physics(seed):
 
 
 class DmOfDicts(CountingDm):
-  """Takes two choices, of 2 and 3 values; observes a bounded scalar."""
+  """Takes two choices, of 2 and 3 values; observes a dict of bounded arrays."""
 
   def observation_spec(self):
     return {
@@ -497,7 +497,7 @@ class RestartsAlone(CountingDm):
 
 
 class Names(gymnasium.Env):
-  """Prints, reads standard input, and observes its pid and its parent's."""
+  """Prints, reads standard input, and observes its and its parent's pid."""
 
   def __init__(self):
     self.observation_space = spaces.Box(-1, 2**31 - 1, (2,), np.int64)

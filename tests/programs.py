@@ -27,7 +27,7 @@ def own_signals():
 
 
 def _once(function):
-  """Returns a function that is called once for equal arguments."""
+  """Returns a function that keeps its result for each set of arguments."""
   results, lock = {}, threading.RLock()
 
   def comparable(argument):
@@ -48,7 +48,7 @@ def _once(function):
 
 
 def _made_once(init):
-  """Returns an `__init__` that is called once for equal arguments."""
+  """Returns an `__init__` that shares the fields of equally made objects."""
 
   @_once
   def fields(kind, *arguments):
@@ -107,7 +107,7 @@ def start(program, *words, environment=None, **options):
 
 
 def refused(program, words, capfd):
-  """Returns the error of a program that exits with status 2: one line."""
+  """Returns the one-line error of a program that exits with status 2."""
   capfd.readouterr()
   with pytest.raises(SystemExit) as caught:
     main(program, words)

@@ -25,13 +25,13 @@ def wait_until(condition, failed=lambda: None, seconds=300):
 
   Args:
     condition: function that returns whether the condition holds.
-    failed: function that raises if waiting makes no sense any more.
+    failed: function that raises if the condition can no longer come true.
     seconds: maximum seconds to wait, enough for a busy machine.
   """
   deadline = time.monotonic() + seconds
   while not condition():
     failed()
-    assert time.monotonic() < deadline, f"not within {seconds} s"
+    assert time.monotonic() < deadline, f"still waiting after {seconds} s"
     time.sleep(0.01)
 
 
@@ -70,7 +70,7 @@ class Own:
 
   @property
   def learned(self):
-    """Counters of learning by many workers."""
+    """Counters of what many workers have learned."""
     return self.process.parts["learned"]
 
   @property
@@ -170,7 +170,7 @@ def replaced(config, **changes):
 
 
 class Message(NamedTuple):
-  """A message of an unroll actor, and the counted steps."""
+  """A message of an unroll actor, and the env steps counted for it."""
 
   session: sessions.Session
   env_steps: np.ndarray
@@ -180,12 +180,12 @@ class Message(NamedTuple):
 
 
 class Spy:
-  """A record of the experience and parameters of a learner of unroll actors.
+  """A record of what a learner receives from unroll actors and publishes.
 
   Attributes:
     sessions: sessions of all actors.
     messages: messages, in the order in which they are cut into shares.
-    learned: parts of all cores, for each batch.
+    learned: batches learned from, each as the parts of all cores.
     published: acting parameters by version.
   """
 
@@ -228,7 +228,7 @@ class Spy:
     learner.learn = spy_learn
     learner.publish = spy_publish
 
-  def heard(self, num_actors, messages):
+  def have_sent(self, num_actors, messages):
     """Returns whether `num_actors` actors sent `messages` messages each."""
     sent = collections.Counter(id(x.session) for x in list(self.messages))
     return sum(n >= messages for n in sent.values()) >= num_actors
@@ -268,7 +268,7 @@ def joined(unrolls):
 def compiled(counts=lambda: True):
   """Yields a list that gets the names of the programs that JAX compiles.
 
-  `counts`, called in the thread that compiles, can leave a program out.
+  A program is left out if `counts` returns False in the thread that compiles.
   """
   names = []
 

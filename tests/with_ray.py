@@ -7,7 +7,7 @@ import sys
 import pytest
 
 _START_SECONDS = 60.0
-# With Ray's own niceness, its processes would wait for all other tests.
+# With Ray's default niceness, its processes would wait for all other tests.
 AS_OTHERS = {"RAY_worker_niceness": "0"}
 
 

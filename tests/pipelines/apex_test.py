@@ -62,7 +62,7 @@ def ran(request, tmp_path_factory):
   run = running.Running(config)
   spy = running.Spy(run)
   with run:
-    run.wait_for(lambda: spy.heard(2, messages=20))
+    run.wait_for(lambda: spy.have_sent(2, messages=20))
     run.wait_for_steps(1_000)
     run.stop.set()
   return run, spy

@@ -65,7 +65,7 @@ def ran(request, tmp_path_factory):
   spy = running.Spy(run)
   with run:
     run.wait_for(lambda: run.learner.version >= 21)
-    run.wait_for(lambda: spy.heard(2, messages=15))
+    run.wait_for(lambda: spy.have_sent(2, messages=15))
     run.wait_for_steps(1_000)
     run.stop.set()
   return run, spy
@@ -222,7 +222,7 @@ def test_a_new_actor_takes_a_killed_actors_slots_with_other_seeds(
   run = killed_test.Running("impala", "vtrace", tmp_path)
   spy = running.Spy(run)
   with run:
-    run.wait_for(lambda: spy.heard(2, messages=2))
+    run.wait_for(lambda: spy.have_sent(2, messages=2))
     victim = run.child("actor")
     os.kill(victim.pid, signal.SIGKILL)
     # The other actor continues, and a new one takes the killed one's slots.
