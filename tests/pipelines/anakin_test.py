@@ -1,4 +1,4 @@
-"""Anakin: the numbers of `sync`, on any number of devices, for any seed."""
+"""Anakin: the same results as `sync`, on any devices and for any seed."""
 
 import dataclasses
 import functools
@@ -74,7 +74,7 @@ def saved(made):
 
 @functools.cache
 def trained(name):
-  """Trains; returns the process, its states before and after, and a line."""
+  """Trains; returns the process, its states before and after, and measures."""
   agent, replay, num_seeds = CELLS[name]
   options = {"replay": replay, "num_seeds": num_seeds, "seed": 7}
   made = config_of(anakin, agent, **options).learn(process.Context())
@@ -111,7 +111,7 @@ def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dqn", *SLOW])
-def test_a_run_is_bitwise_reproducible_also_from_a_checkpoint(name):
+def test_runs_from_the_same_start_or_checkpoint_are_bitwise_equal(name):
   made, start, first, line = trained(name)
   updates = line["learner_steps"]
   train(made, updates + 6)
@@ -125,7 +125,7 @@ def test_a_run_is_bitwise_reproducible_also_from_a_checkpoint(name):
     assert np.any((one > 0) & (one != other))
 
 
-# No prioritized replay, from which `sync` samples a batch ahead.
+# Not with a prioritized replay, from which `sync` samples one batch ahead.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dqn", "ppo", SLOW[0]])
 def test_ten_updates_are_the_same_as_in_sync(name):
@@ -148,9 +148,9 @@ def test_ten_updates_are_the_same_as_in_sync(name):
     atol=2e-5,
   )
   if num_seeds > 1:
-    # Other metrics are means.
-    state = line[f"episode_return_seed_{seed}"]
-    assert state == expected["episode_return"] > 1
+    # The other metrics are means over the seeds.
+    episode_return = line[f"episode_return_seed_{seed}"]
+    assert episode_return == expected["episode_return"] > 1
     return
   losses = [x for x in expected if "loss" in x]
   assert losses
@@ -165,7 +165,7 @@ def test_ten_updates_are_the_same_as_in_sync(name):
 
 @pytest.mark.slow
 def test_eight_devices_compute_the_gradients_of_one():
-  """The unroll is the same, because each device draws other actions."""
+  """One device learns from the unroll of the eight, whose actions differ."""
   agent = a2c.Config(transformation=lambda: optax.sgd(0.1), **SMALL)
   config = config_of(anakin, agent, devices=8, num_envs=16)
   training = training_lib.Training(config)
@@ -222,7 +222,7 @@ def test_a_run_of_several_seeds_writes_metrics_and_a_curve(run):
   seeds = [last[f"episode_return_seed_{seed}"] for seed in (0, 1)]
   assert seeds[0] != seeds[1]
   assert last["episode_return"] == pytest.approx(np.mean(seeds))
-  # The first rate is of one seed, the second of all.
+  # The first rate is that of one seed, the second that of all seeds.
   rates = last["steps_per_second"], last["steps_per_second_all_seeds"]
   assert rates[1] == pytest.approx(2 * rates[0], rel=0.5)
   assert (run[1].run_dir / "learning_curve.png").stat().st_size > 1000
@@ -258,7 +258,7 @@ def test_a_killed_run_resumes_bitwise(tmp_path):
 
 
 def checkpoints(run_dir):
-  """Returns the whole checkpoints; others have longer names."""
+  """Returns the whole checkpoints; unfinished ones have longer names."""
   return [x for x in run_dir.glob("checkpoints/*") if x.name.isdigit()]
 
 

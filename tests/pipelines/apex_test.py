@@ -1,4 +1,4 @@
-"""The Ape-X pipeline end to end, its actors as threads."""
+"""The Ape-X pipeline end to end, with actors on threads."""
 
 import dm_env
 import jax
@@ -14,7 +14,7 @@ from tests import programs, running
 
 compiled_once = programs.compiled_once
 FIRST = int(dm_env.StepType.FIRST)
-# The number of windows of an unroll differs from that of environments.
+# An unroll has T windows of each environment; T and ENVS differ on purpose.
 ENVS, T, N_STEP, BATCH = 4, 6, 2, 8
 REPLAY = replay.PrioritizedConfig(
   replay_capacity=300,
@@ -72,7 +72,7 @@ def ran(request, tmp_path_factory):
 def test_actions_and_priorities_are_those_of_the_version_that_actors_report(
   ran,
 ):
-  """Actions are computed again by the parameters of their versions."""
+  """The test computes actions again, with the parameters of each version."""
   run, spy = ran
   agent = run.config.agent.make(envs.spec(run.config.env))
   core_state = agent.initial_core_state(ENVS)
@@ -91,8 +91,8 @@ def test_actions_and_priorities_are_those_of_the_version_that_actors_report(
         )
         outputs.append(output.extras.outputs)
         np.testing.assert_array_equal(output.action, unroll.action[t])
-      # Each step has the Q-values by which the actor acted; the rest of the
-      # priorities is computed by the parameters at the end of the unroll.
+      # Priorities are computed from the Q-values of each step's version, and
+      # from the parameters at the end of the unroll.
       expected = priorities(
         spy.published[version],
         unroll._replace(extras=value_based.Extras(np.stack(outputs))),
@@ -110,16 +110,16 @@ def test_the_replay_ratio_sets_the_number_of_updates(ran):
   last = run.sink.lines[-1]
   learned = REPLAY.replay_batch_size * last["learner_steps"]
   states = run.learner._source.states
-  steps = BATCH * T  # A batch adds these at a time.
-  times = sum(int(state.ring.inserted) for state in states) // BATCH
-  # Learning begins with enough experience, and from then on keeps its ratio.
+  steps = BATCH * T  # The steps that each batch adds to the replay.
+  batches = sum(int(state.ring.inserted) for state in states) // BATCH
+  # Learning begins with enough experience, and keeps its ratio from then on.
   ratio, size = REPLAY.replay_ratio, REPLAY.replay_batch_size
-  due = ratio * (times - REPLAY.replay_min_steps // steps) * steps
+  due = ratio * (batches - REPLAY.replay_min_steps // steps) * steps
   # The stop may have come between two batches that were due.
   assert due - ratio * steps - size < learned <= due
   # The replay also has resets. An actor's first unroll is longer.
-  came = times * steps
-  assert abs(last["env_steps"] - came) < 0.1 * came + 7 * steps
+  added = batches * steps
+  assert abs(last["env_steps"] - added) < 0.1 * added + 7 * steps
   assert last["learned_steps"] > 0.8 * learned > 500
   assert np.isfinite(last["loss"]) and last["loss"] > 0
   assert last["policy_lag"] > 0

@@ -87,7 +87,7 @@ def test_workers_are_refused_until_the_servers_are_restored(tmp_path):
     with pytest.raises(wire.WireError, match="being restored") as caught:
       open_reports(run, client)
     assert caught.value.code is wire.StatusCode.UNAVAILABLE
-    # Nothing can be saved yet either.
+    # The run cannot save anything yet, either.
     with pytest.raises(wire.WireError) as caught:
       run.process.saved()
     assert caught.value.code is wire.StatusCode.UNAVAILABLE
@@ -101,7 +101,7 @@ def test_workers_are_refused_until_the_servers_are_restored(tmp_path):
 
 
 def test_a_finished_run_that_resumes_restores_the_servers(tmp_path):
-  """Otherwise there would be nothing to save at its end."""
+  """Otherwise the run could save no parameters at its end."""
   run, shards = restored(tmp_path, total_steps=STEPS)
   with run:
     run.wait_for(lambda: run.sink.lines)
@@ -116,7 +116,7 @@ REPLAY = replay.Config(replay_batch_size=8, replay_ratio=2.0)
 
 
 def report_of(steps, **changes):
-  """Returns a report of a worker with two environments; changes its counts."""
+  """Returns a worker's report of two environments; `changes` are counts."""
   counts = {name: np.int32(0) for name in reports.Counts._fields}
   counts |= {"newest": {"loss": np.float32(np.nan)}} | changes
   return reports.Report(
@@ -153,7 +153,7 @@ def test_a_workers_reports_are_counted():
   assert line["learner_steps"] == 2 and line["gradients_stale"] == 1
   assert line["learned_steps"] == 60
   assert line["q_mean"] == 0.5
-  assert "loss" not in line  # It is not a number.
+  assert "loss" not in line  # The reported loss is NaN.
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_an_impossible_report_is_refused_and_counts_nothing(changes, message):
 
 
 @pytest.mark.parametrize("num_steps", [-1, 4])
-def test_a_report_of_more_steps_than_it_has_is_refused(num_steps):
+def test_a_report_with_a_wrong_number_of_steps_is_refused(num_steps):
   acted, _, worker = opened()
   honest = report_of(sessions_test.steps_of("FML", "FML"))
   with pytest.raises(wire.Refused, match="num_steps from 0 to 3"):
@@ -247,7 +247,7 @@ def test_the_replays_of_all_workers_of_a_machine_must_fit_into_its_memory(
   away.learn(process.Context())
 
 
-def test_an_optimizer_of_the_users_gets_unclipped_gradients():
+def test_gradients_for_a_users_own_optimizer_are_not_clipped():
   config = dqn.Config(transformation=functools.partial(optax.sgd, 0.1))
   assert worker.max_gradient_norm(config) == np.inf
   assert worker.max_gradient_norm(dqn.Config()) == 10.0
@@ -256,7 +256,7 @@ def test_an_optimizer_of_the_users_gets_unclipped_gradients():
 @pytest.mark.parametrize(
   ("wrong", "number_before"), [(np.nan, 0), (-np.inf, 200)]
 )
-def test_a_loss_that_is_not_finite_is_an_outlier_that_does_not_change_the_mean(
+def test_a_loss_that_is_not_finite_is_an_outlier_and_leaves_the_mean_unchanged(
   wrong, number_before
 ):
   rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The IMPALA pipeline end to end, its actors as threads and as processes."""
+"""The IMPALA pipeline end to end, with actors on threads and in processes."""
 
 import os
 import signal
@@ -81,8 +81,8 @@ def test_every_unroll_is_learned_from_once_and_in_order(ran):
   steps = jax.tree.map(lambda x: x[:, :count], tuple(sent[:-1]))
   core_state = jax.tree.map(lambda x: x[:count], sent.core_state)
   chex.assert_trees_all_equal(tuple(learned), (*steps, core_state))
-  # The rest was under way when the run ended: less than a share, and shares in
-  # front of the inbox, in it, and taken from it.
+  # The other unrolls were in transit when the run ended: an unfinished share,
+  # and shares that waited for the inbox, were in it, or were taken from it.
   left = sent.action.shape[1] - count
   assert left < 4 * BATCH
   last = run.sink.lines[-1]
@@ -90,7 +90,7 @@ def test_every_unroll_is_learned_from_once_and_in_order(ran):
   new = learned.inputs.timestep.step_type[1:] != FIRST
   assert last["learned_steps"] == new.sum()
   assert last["learned_steps"] <= last["env_steps"]
-  # Two actors' messages may also be counted and not yet cut into shares.
+  # A message of each actor may be counted, but not yet cut into shares.
   assert last["env_steps"] - last["learned_steps"] <= (left + 2 * ENVS) * T
 
 
@@ -104,9 +104,9 @@ def test_env_steps_are_counted_without_resets(ran):
     np.testing.assert_array_equal(message.env_steps, steps)
     env_steps += steps.sum()
   last = run.sink.lines[-1]
-  # A message that was counted at the very end may be missing.
+  # The last message of each actor may be counted, but missing in `spy`.
   assert 0 <= last["env_steps"] - env_steps <= 2 * ENVS * T
-  assert 8 <= last["episode_return"] <= 100  # A random policy has 20.
+  assert 8 <= last["episode_return"] <= 100  # A random policy gets 20.
 
 
 def test_lines_have_the_bytes_sent_and_the_shares_of_waits(ran):
@@ -136,19 +136,20 @@ def test_each_actor_has_its_own_slots_and_seeds(ran):
   assert sorted(slots) == list(range(2 * ENVS))
   assert abs(first.first_seed - second.first_seed) >= ENVS
   for session in spy.sessions:
-    hand = envs.make(run.config.env, ENVS, seed=session.first_seed)
-    hand.reset()
+    environment = envs.make(run.config.env, ENVS, seed=session.first_seed)
+    environment.reset()
     inputs = spy.of(session)[0].unroll.inputs
     np.testing.assert_array_equal(
-      inputs.timestep.observation[:, 0], hand.recv().timestep.observation
+      inputs.timestep.observation[:, 0],
+      environment.recv().timestep.observation,
     )
-    hand.close()
+    environment.close()
   assert run.unrolls.sessions._slots.free == 3 * ENVS
 
 
 def test_all_cores_have_the_same_parameters(ran):
   run, _ = ran
-  # `_state` is that of all cores, and `state` a copy.
+  # `_state` has the copies of all cores, `state` only the first one.
   for leaf in jax.tree.leaves(run.learner._state):
     shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
     assert len(shards) == len(run.config.learner.learner_devices)
@@ -160,7 +161,7 @@ def test_all_cores_have_the_same_parameters(ran):
 
 
 def test_actions_are_those_of_the_version_that_actors_report(ran):
-  """Actions are computed again by the parameters of their versions."""
+  """The test computes actions again, with the parameters of each version."""
   run, spy = ran
   agent = run.config.agent.make(envs.spec(run.config.env))
   step, versions = jax.jit(agent.step), set()
@@ -193,8 +194,8 @@ def test_actions_are_those_of_the_version_that_actors_report(ran):
 def test_unrolls_are_few_updates_old(ran):
   run, spy = ran
   for k, message in enumerate(spy.messages):
-    # Each share makes an update, except those still under way: two in the
-    # learner, one in the queue, and others before and after it.
+    # Each share makes an update, except for shares in transit: two in the
+    # learner, one in its queue, and some before and after the queue.
     behind = k * ENVS // BATCH - message.unroll.version[:, 1:T]
     assert np.all((behind >= 0) & (behind <= 6))
   lags = [line["policy_lag"] for line in run.sink.lines]
@@ -225,7 +226,7 @@ def test_a_new_actor_takes_a_killed_actors_slots_with_other_seeds(
     run.wait_for(lambda: spy.have_sent(2, messages=2))
     victim = run.child("actor")
     os.kill(victim.pid, signal.SIGKILL)
-    # The other actor continues, and a new one takes the killed one's slots.
+    # The other actor continues; a new one takes the slots of the killed one.
     run.wait_for_more_steps(200)
     run.wait_for(lambda: len(spy.sessions) == 3)
     run.wait_for(lambda: len(spy.of(spy.sessions[2])) > 3)

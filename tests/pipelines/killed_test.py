@@ -1,4 +1,4 @@
-"""Runs whose workers, actors or servers are killed, and which continue."""
+"""Runs that continue after their workers, actors or servers are killed."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ class Running(running.Running):
 
   def child(self, role):
     for child in set(psutil.Process().children()) - self.before:
-      with contextlib.suppress(psutil.NoSuchProcess):  # It is dead by now.
+      with contextlib.suppress(psutil.NoSuchProcess):  # The child has ended.
         if child.cmdline()[-1:] == [role]:
           return child
     raise AssertionError(f"no process of {role}")
@@ -48,13 +48,13 @@ class Running(running.Running):
     assert not [child for child in left if "seedx.launch" in child.cmdline()]
 
 
-@pytest.mark.slow  # Actors of IMPALA and Ape-X are killed in `impala_test`.
+@pytest.mark.slow  # `impala_test` kills an actor of IMPALA.
 def test_a_killed_actor_is_replaced_while_the_others_continue(tmp_path, capfd):
   with Running("seed", "vtrace", tmp_path) as run:
     run.wait_for_more_steps(200)
     victim = run.child("actor")
     os.kill(victim.pid, signal.SIGKILL)
-    # The others continue at once, and a new one replaces it.
+    # The other actors continue at once, and a new one replaces the killed one.
     run.wait_for_more_steps(200)
     run.wait_for(lambda: run.child("actor").pid != victim.pid)
     run.wait_for_more_steps(1_000)
@@ -79,13 +79,15 @@ def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
   run, _ = pipelines_test.make("a3c", "a2c", tmp_path, total_steps=10**9)
   recv, calls = envpool_adapter.EnvPoolEnvironment.recv, []
 
-  def fail_in_time(environment):
+  def fail_after_60_calls(environment):
     calls.append(environment)
     if len(calls) > 60:
       raise FloatingPointError("the environment has had enough")
     return recv(environment)
 
-  monkeypatch.setattr(envpool_adapter.EnvPoolEnvironment, "recv", fail_in_time)
+  monkeypatch.setattr(
+    envpool_adapter.EnvPoolEnvironment, "recv", fail_after_60_calls
+  )
   before = threading.active_count()
   with pytest.raises(FloatingPointError, match="had enough"):
     run.run()

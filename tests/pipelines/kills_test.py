@@ -1,7 +1,7 @@
 """Runs that are killed at random moments and resume bitwise.
 
 Half of the kills happen while a checkpoint is written. Gorila's checkpoints
-have no replays, which its workers fill again.
+have no replays: its workers fill new ones.
 """
 
 import collections
@@ -33,7 +33,7 @@ _RESUMED = "resumed.jsonl"
 def rounds(
   pipeline: str, count: int, run_dir: pathlib.Path
 ) -> collections.Counter[str]:
-  """Kills a run until it has resumed `count` times; counts its resumes."""
+  """Kills a run until it has resumed `count` times; counts what it restored."""
   rng, counts = random.Random(0), collections.Counter()
   folder, log = checkpointer.directory(run_dir), run_dir / _RESUMED
   saved = checkpoint.Checkpoints(folder)
@@ -44,7 +44,7 @@ def rounds(
     try:
       steps = saved.steps()
       if expected and rng.random() < 0.2:
-        # Kills it before or while it resumes.
+        # Kills the run before it resumes, or while it does.
         time.sleep(rng.uniform(0.0, 8.0))
         continue
       if expected:
@@ -68,7 +68,7 @@ def rounds(
 
 
 def _newest(saved: checkpoint.Checkpoints) -> dict[str, str]:
-  """Returns the digests of the newest checkpoint's items; checks all."""
+  """Reads all checkpoints; returns the digests of the newest one's items."""
   for step in saved.steps():
     saved.restore(step, "run")
     saved.restore(step, "acting")
@@ -86,7 +86,7 @@ def _count(saved: checkpoint.Checkpoints, seen: set[int]) -> int:
 
 
 def _digest(content: np.ndarray) -> str:
-  """Returns the digest of a checkpoint's item, in any order of its arrays."""
+  """Returns the digest of an item, whatever the order of its arrays."""
   digest = hashlib.sha256()
   for name, array in sorted(checkpoint.from_bytes(content).items()):
     digest.update(f"{name} {array.dtype} {array.shape} ".encode())
@@ -109,7 +109,7 @@ def _start(
 
 def _wait(program, condition):
   def failed():
-    assert program.poll() is None, f"it ended with {program.returncode}"
+    assert program.poll() is None, f"the run ended: {program.returncode}"
 
   running.wait_until(condition, failed)
 
@@ -121,7 +121,7 @@ def _lines(log: pathlib.Path) -> list[dict[str, str]]:
 
 
 def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
-  """Trains; records the digests of its state before its first update."""
+  """Trains; records the digests of the state before the first update."""
   config = pipelines_test.config_of(pipeline, "dqn", "", total_steps=10**9)
   if pipeline != "sync":
     config = dataclasses.replace(config, address="")
@@ -147,7 +147,7 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
     parts = self._run.parts
     remote = {"agent"} if pipeline == "gorila" else set()
     nest = {k: parts[k].saved() for k in parts.keys() - remote}
-    # The states that the servers will be given.
+    # The states that the parameter servers will receive.
     nest |= {k: parts[k]._restored for k in remote}
     record(run=nest)
 

@@ -1,4 +1,4 @@
-"""Parameter servers as behaviour: updates, versions, staleness, restarts."""
+"""Parameter servers: updates, versions, staleness and restarts."""
 
 import dataclasses
 import functools
@@ -88,7 +88,7 @@ class Servers:
 
 
 def connect(client, servers):
-  """Connects like a worker; gRPC takes a moment to notice a restart."""
+  """Connects like a worker; tries again, since gRPC notices a restart late."""
 
   def is_connected():
     try:
@@ -206,12 +206,12 @@ def test_target_parameters_are_fetched_only_when_they_are_newer(tmp_path):
     client = parameter_server.Client(params, 1)
     client.connect(servers.addresses)
     before = method.transferred_bytes
-    a_call = before  # The client has called once when it connected.
+    call_bytes = before  # The client called once, when it connected.
     for _ in range(7):
       client.push(np.ones(SIZE, np.float32))
       newest = servers.shards[0].target(()).vector
       np.testing.assert_array_equal(client.target_params, newest)
-    assert method.transferred_bytes - before == 2 * a_call > 0
+    assert method.transferred_bytes - before == 2 * call_bytes > 0
     client.close()
 
 
@@ -276,12 +276,12 @@ def test_a_restore_is_repeated_if_the_server_stops_meanwhile(
   agent = dataclasses.replace(agent, init=lambda _: start)
   call, failures = wire.Client.call, [wire.StatusCode.CANCELLED]
 
-  def stopped_at_first(self, *args, **keywords):
+  def fail_first(self, *args, **keywords):
     if failures:
       raise wire.WireError(failures.pop(), "the server is stopping")
     return call(self, *args, **keywords)
 
-  monkeypatch.setattr(wire.Client, "call", stopped_at_first)
+  monkeypatch.setattr(wire.Client, "call", fail_first)
   with Servers(tmp_path, agent, SIZE, 1) as servers:
     addresses = admission.Addresses(1, servers.addresses)
     states = saved_shards.SavedShards(agent, addresses, threading.Event())
@@ -397,7 +397,7 @@ def test_a_restarted_shard_continues_the_schedule():
   np.testing.assert_allclose(late, first / 10, rtol=1e-5)
 
 
-def test_the_schedule_ignores_resets():
+def test_resets_do_not_advance_the_schedule():
   """A worker gives a restarted server the number of resets, too."""
   shard, steps = shard_of(scheduled()), []
   shard.start(vector_of(0, [0.0]))

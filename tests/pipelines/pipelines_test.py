@@ -37,10 +37,10 @@ CELLS = [
   *(("a3c", name) for name in ("a2c", "vtrace", "dqn", "rainbow")),
   *((p, name) for p in ("gorila", "apex") for name in REPLAYED),
 ]
-# Each other pipeline has a small training in its own tests.
+# The tests of each other pipeline include a small training.
 FAST = [("a3c", "a2c")]
-# To a pipeline, agents differ in their needs: whole batches, windows, sequences
-# or priorities. These cells cover all needs.
+# To a pipeline, agents differ only in what they need: whole batches, windows,
+# sequences or priorities. These cells cover all needs.
 SLOW = [
   ("gorila", "dqn"),
   ("sync", "rainbow"),
@@ -123,7 +123,7 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
 
 
 def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
-  """Makes a pipeline's process, and its nodes; changes the agent's fields."""
+  """Makes a pipeline's process and its nodes; `changes` as in `config_of`."""
   config = config_of(pipeline, name, tmp_path, total_steps, **changes)
   made = running.Own(config)
   return made, made.nodes
@@ -187,7 +187,8 @@ def test_each_agent_learns_in_each_of_its_pipelines(
     last = run_all(*make(pipeline, name, tmp_path, **changes))
   assert last["env_steps"] >= TOTAL_STEPS
   assert last["learner_steps"] >= 3
-  # A replay counts resets too: one for each episode, and 8 in progress.
+  # A replay counts resets as steps: one for each ended episode, and 8 for the
+  # episodes in progress.
   replayed = name in REPLAYED
   resets = last["episodes"] + 8 if replayed else 0
   assert 0 < last["learned_steps"] <= last["env_steps"] + resets
@@ -202,7 +203,7 @@ def test_each_agent_learns_in_each_of_its_pipelines(
     assert last["policy_lag"] >= 0
   if pipeline not in ("sync", "anakin", "a3c"):
     assert last["wire_bytes"] > 4 * last["env_steps"]
-  # Actors and workers have compiled everything before they connected.
+  # Actors and workers compile all programs before they connect.
   expected = {"impala": {"warm_up"}, "apex": {"warm_up"}}
   expected["gorila"] = {"warm_up", "_warm_up"}
   assert warmed == expected.get(pipeline, set())
@@ -211,7 +212,7 @@ def test_each_agent_learns_in_each_of_its_pipelines(
 
 
 def watch_warm_up(monkeypatch):
-  """Returns the warm-ups to come, and whether the thread is warming up."""
+  """Returns a set for names of warm-ups; whether this thread is warming up."""
   warmed, of_thread = set(), threading.local()
 
   def watch(where, name, warming):
@@ -330,7 +331,7 @@ def with_own_priorities(agent):
 
 
 @pytest.mark.parametrize("pipeline", ["sync", "seed"])
-def test_first_priorities_are_the_agents_for_the_same_unrolls(
+def test_the_agent_computes_first_priorities_from_the_same_unrolls(
   pipeline, tmp_path, monkeypatch
 ):
   config = config_of(pipeline, "dqn", tmp_path)

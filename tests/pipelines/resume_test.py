@@ -24,7 +24,7 @@ from tests.pipelines import pipelines_test
 
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
-# Pipelines with different parts. Ape-X has those of IMPALA, and a replay.
+# Pipelines with different parts. Ape-X has the parts of IMPALA, and a replay.
 CELLS = [
   ("sync", "a2c"),
   ("seed", "a2c"),
@@ -103,7 +103,7 @@ def test_all_parts_are_restored(saved, tmp_path):
       jax.tree.leaves(fresh[name]), jax.tree.leaves(leaf), strict=True
     )
     assert any(np.any(a != b) for a, b in pairs), name
-  # The next actions are computed by the restored state.
+  # The restored parameters compute the next actions.
   if saved.pipeline == "a3c":
     acting, version = made.process.parts["agent"].newest()
     chex.assert_trees_all_equal(acting.params, saved.nest["agent"].params)
@@ -170,8 +170,8 @@ def test_a_restored_run_continues_its_counts_with_new_seeds(
     time.monotonic() - started
   )
   # Env steps before the resume do not count in the first rate.
-  made = lines[0]["steps_per_second"] * (times[0] - started)
-  assert made <= lines[0]["env_steps"] - last_saved["env_steps"] + 30
+  first_steps = lines[0]["steps_per_second"] * (times[0] - started)
+  assert first_steps <= lines[0]["env_steps"] - last_saved["env_steps"] + 30
   # All seeds are new, and differ from those of evaluations.
   assert max(saved.seeds) < saved.nest["seeds"] < 1000 <= min(seeds.used)
   assert len(set(seeds.used)) == len(seeds.used) > 0
@@ -224,7 +224,7 @@ class Keeper(checkpointer.Checkpointer):
     self.wait()
 
 
-def test_a_keeper_saves_periodically_and_restores_the_newest_checkpoint(
+def test_a_checkpointer_saves_periodically_and_restores_the_newest_checkpoint(
   tmp_path, monkeypatch
 ):
   run = Counting()
@@ -314,7 +314,9 @@ def test_no_checkpoint_has_a_parameter_that_is_not_finite(
   assert steps_of(tmp_path) == [0]
 
 
-def test_a_keeper_without_a_period_saves_at_the_end_only(tmp_path, monkeypatch):
+def test_a_checkpointer_without_a_period_saves_at_the_end_only(
+  tmp_path, monkeypatch
+):
   kept = Keeper(Counting(), tmp_path, monkeypatch)
   kept.check_after(1e9)
   assert steps_of(tmp_path) == []
@@ -338,7 +340,7 @@ def raw_lines(run_dir):
 
 
 def assert_rising(run_dir):
-  """Checks that the lines look like those of one run; returns them."""
+  """Checks that counts and times never fall; returns the lines."""
   lines = metrics.read_lines(run_dir / "metrics.jsonl")
   for clock in ("env_steps", "wall_seconds", "learner_steps", "episodes"):
     values = [line[clock] for line in lines]
@@ -358,7 +360,7 @@ def finished(tmp_path_factory):
 def test_the_previous_checkpoint_replaces_a_damaged_newest_one(
   finished, tmp_path, capfd
 ):
-  """It replaces it in resumes, evaluations and exports, also as the best."""
+  """Resumes and loaded policies use it, even if the damaged one is the best."""
   run_dir = tmp_path / "run"
   shutil.copytree(finished, run_dir)
   folder, step = checkpointer.directory(run_dir), steps_of(run_dir)[-1]
@@ -397,10 +399,10 @@ def test_a_replay_is_restored(tmp_path, monkeypatch, capfd):
   step = steps_of(run_dir)[-1]
   checkpoints = checkpoint.Checkpoints(checkpointer.directory(run_dir))
   saved = checkpoints.restore(step, checkpointer.REPLAY)
-  others = [
+  replays = [
     path for path in pathlib.Path(checkpoints.directory).glob("*/replay")
   ]
-  assert [path.parent.name for path in others] == [str(step)]
+  assert [path.parent.name for path in replays] == [str(step)]
   lines = [x for x in raw_lines(run_dir) if "checkpoint_bytes" in x]
   assert lines[-1]["checkpoint_bytes"] > 4000 * 16
   assert all(x["checkpoint_seconds"] > 0 for x in lines)
@@ -417,7 +419,7 @@ def test_a_replay_is_restored(tmp_path, monkeypatch, capfd):
   assert programs.main(dqn, words) == 0
   content = np.frombuffer(checkpoint.to_bytes(restored[0]), np.uint8)
   chex.assert_trees_all_equal(checkpoint.from_bytes(content), saved)
-  # The replay need not be filled again.
+  # The replay did not have to be filled again.
   assert raw_lines(run_dir)[-1]["learner_steps"] >= updates + 10
   assert "empty" not in capfd.readouterr().err
 
@@ -486,7 +488,7 @@ def test_total_steps_can_be_raised(finished):
 
 @pytest.fixture
 def copy(finished, tmp_path):
-  """Returns a copy of a run's config, without checkpoints."""
+  """Returns a directory with a run's config, but without checkpoints."""
   text = (finished / "config.json").read_text()
   (tmp_path / "config.json").write_text(text)
   return tmp_path

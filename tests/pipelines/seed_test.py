@@ -1,4 +1,4 @@
-"""The SEED pipeline end to end, its actors as threads."""
+"""The SEED pipeline end to end, with actors on threads."""
 
 import contextlib
 import dataclasses
@@ -53,8 +53,8 @@ def config_of(folder, **changes):
 
 
 @pytest.mark.slow
-def test_an_actor_of_another_language_trains_with_every_unroll(tmp_path):
-  """The actor is written from the specification in `seedx.wire`."""
+def test_an_actor_without_seedx_trains_with_every_unroll(tmp_path):
+  """`other_actor` is written from the specification in `seedx.wire`."""
   config = config_of(tmp_path)
   with running.Running(config, actors=0) as run:
     words = other_actor.__file__, config.address, "CartPole-v1", str(ENVS)
@@ -69,8 +69,8 @@ def test_an_actor_of_another_language_trains_with_every_unroll(tmp_path):
   assert (actor.returncode, err) == (0, "")
   last = run.sink.lines[-1]
   assert last["env_steps"] >= 1_500
-  # The rest was under way at the end: in slots, in the share that fills, in the
-  # queue, in front of it, and in the last replies.
+  # The other steps were in transit at the end: in slots, an unfinished share,
+  # the queue, shares that waited for the queue, and the last replies.
   under_way = ENVS * (T + 1) + 5 * BATCH * T
   assert last["env_steps"] - under_way <= last["learned_steps"]
   assert last["learned_steps"] <= last["env_steps"]
@@ -112,7 +112,7 @@ def test_trains_on_every_kind_of_observation_and_action(
 
 
 def on_many_cores(folder, **changes):
-  """Returns a run on whose two devices inference runs, and learning on four."""
+  """Returns a config with inference on two devices and learning on four."""
   return config_of(
     folder,
     num_actors=2,
@@ -147,7 +147,7 @@ def test_many_cores_learn_cartpole(tmp_path):
     def best():
       return max((x["episode_return"] or 0 for x in run.sink.lines), default=0)
 
-    # On an idle machine it takes some 200,000 steps, a minute.
+    # On an idle machine, this takes about 200,000 steps and one minute.
     running.wait_until(
       lambda: best() >= 450 or run.failures or run.acted.env_steps > 2_000_000,
       seconds=3600,
@@ -183,7 +183,7 @@ def _sizes(num_actors, num_devices, envs_per_actor):
 
 
 def _served(envs_per_actor, num_actors=1, num_devices=1):
-  """Returns a function that opens sessions, counts, devices, and the ladder."""
+  """Returns a function that opens a session; the counts, devices and ladder."""
   ladder, sizes = _sizes(num_actors, num_devices, envs_per_actor)
   acted, acting = counters.Acted(), [_Acting(each) for each in sizes]
   server = inference_server.InferenceServer(
@@ -224,7 +224,7 @@ def test_returns_are_reported_for_the_slots_that_explore_least():
 
 
 def _row(step_type, **changes):
-  """Returns rows of one environment; `changes` are their fields."""
+  """Returns a message with one row; `changes` are its fields."""
   timestep = dm_env.TimeStep(
     np.array([step_type], np.uint8),
     np.array([changes.pop("reward", 1)], np.float32),
@@ -294,7 +294,7 @@ def test_unfinished_unrolls_of_a_lost_actor_are_counted():
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory):
-  """A run of two actors that is training, with slots for a third."""
+  """Yields a run that trains with two actors, and has slots for a third."""
   with running.Running(
     config_of(tmp_path_factory.mktemp("run")), actors=2
   ) as run:

@@ -97,7 +97,7 @@ PPO = pytest.param("ppo", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", ["a2c", PPO])
-def test_unrolls_are_learned_from_at_once_and_acted_by_the_newest_parameters(
+def test_the_newest_parameters_act_and_each_unroll_is_learned_from_at_once(
   name,
 ):
   made, seen = trained(name)
@@ -122,7 +122,7 @@ def test_the_replay_ratio_sets_the_number_of_updates():
   assert unrolls[begin].env_steps >= 40 > unrolls[begin - 1].env_steps
   for now in unrolls[begin:]:
     due = now.env_steps - unrolls[begin - 1].env_steps
-    # Less than a batch is due, apart from the resets in the last one.
+    # Less than a batch is due, plus the resets in the last batch.
     assert 0 <= due - now.learned_steps < 2 * 8
     assert now.learned_steps <= now.updates * 8
   assert seen[-1].updates >= 8
@@ -131,7 +131,7 @@ def test_the_replay_ratio_sets_the_number_of_updates():
 
 
 @pytest.mark.parametrize("name", ["a2c", "dqn", PPO])
-def test_the_seed_decides_everything(name):
+def test_runs_with_the_same_seed_are_equal_and_with_another_seed_differ(name):
   made, _ = trained(name)
   same, _ = train(config_of(name))
   other, _ = train(config_of(name, seed=1))
