@@ -1,1 +1,1 @@
-"""Runs of pipelines while their processes, peers and disk fail; see `main`."""
+"""Runs of pipelines whose processes, peers and disk fail; see `trials`."""

@@ -37,7 +37,7 @@ def of(config: base.Config) -> base.Config:
 
 
 def audited(agent: base.Agent) -> base.Agent:
-  """Makes an agent that sees only `state`, and audits what it learns from."""
+  """Makes an agent that sees only `state` of observations; audits batches."""
   audit = Audit(once=agent.needs.window is None)
 
   def look(state: base.AgentState, batch: types.Tree) -> None:
@@ -82,7 +82,7 @@ class Audit:
   """A check of every batch that a process learns from."""
 
   def __init__(self, once: bool) -> None:
-    """Makes an audit; `once` forbids to learn from a step twice."""
+    """Makes an audit; `once` forbids learning twice from a step."""
     self._once = once
     self._ends: dict[int, int] = collections.defaultdict(int)
     self._audited = 0
@@ -100,13 +100,13 @@ class Audit:
     """Checks a batch of windows `[L, B]` with their origins `[L, B, 2]`."""
     origin, count = np.moveaxis(np.asarray(origin), -1, 0)
     step_type, reward, discount = map(np.asarray, (step_type, reward, discount))
-    # The zeros with which a program is compiled have the origin 0.
+    # A program is compiled with zeros, whose origin is 0.
     real = (origin != 0).any(0)
     origin, count = origin[:, real], count[:, real]
     step_type, reward = step_type[:, real], reward[:, real]
     discount = discount[:, real]
     with self._lock:
-      self._expect(bool(params_are_finite), "parameters are not finite")
+      self._expect(bool(params_are_finite), "parameters that are not finite")
       self._expect((origin == origin[:1]).all(), "windows of several origins")
       self._expect(
         (np.diff(count, axis=0) == 1).all(), "windows that are not consecutive"
@@ -130,7 +130,7 @@ class Audit:
   ) -> None:
     for k in np.argsort(first):
       start, last_end = int(first[k]), self._ends[int(origin[k])]
-      self._expect(start >= last_end, "steps that were learned from before")
+      self._expect(start >= last_end, "steps from which it has learned before")
       self._ends[int(origin[k])] = start + transitions
 
   def _expect(self, holds: Any, violation: str) -> None:
@@ -139,7 +139,7 @@ class Audit:
 
 
 def _print_line(line: str) -> None:
-  # One write, since other processes share this stderr.
+  # One write of the whole line, since other processes share this stderr.
   sys.stderr.write(line + "\n")
   sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""Tests of chaos: its checks find violations; a minute of each pipeline."""
+"""Tests of chaos: its checks, and a minute of each pipeline."""
 
 import json
 import types as python_types
@@ -12,7 +12,7 @@ from tests.chaos import audit, environment, peers, trial, trials
 
 
 def _windows(count=3):
-  """Returns windows `[4, 3]` of an environment that ends at step 2."""
+  """Returns windows `[4, count]`, in which step 1 of 0 to 3 is a LAST."""
   origin = np.zeros((4, count, 2), np.int32)
   origin[..., 0] = 1 + np.arange(count)
   origin[..., 1] = 7 + np.arange(4)[:, None]
@@ -118,7 +118,7 @@ def _samples(rates):
 
 
 def _recoveries(*faults, of_all=("learner",)):
-  """Returns recoveries after other faults and two kills of the learner.
+  """Returns the recoveries of a trial with these faults and two more.
 
   The learner is killed at 20 s, recovers after 9 s, and is killed at the end.
   """
@@ -138,7 +138,7 @@ def _recoveries(*faults, of_all=("learner",)):
     ("an environment", ["learner", trial.ENVIRONMENT], 6.0),
   ],
 )
-def test_a_pause_of_the_whole_run_does_not_count_as_recovery(
+def test_a_pause_of_the_whole_run_does_not_count_in_its_recovery_time(
   target, of_all, minimum
 ):
   faults = [trial.Fault(25.0, "pause", target), trial.Fault(40.0, "kill", "a")]
@@ -175,7 +175,7 @@ def test_growth_compares_the_end_with_minute_2():
   assert growth == {"memory": 1.3, "threads": 0.0, "files": 0.0}
 
 
-def test_a_cold_start_lasts_until_half_of_the_rate():
+def test_a_cold_start_lasts_until_half_of_the_median_rate():
   samples = _samples([0] * 3 + [10] * 4 + [100] * 20)
   assert (
     7.0

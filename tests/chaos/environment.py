@@ -1,7 +1,7 @@
 """An environment whose observations show their origin.
 
 Each observation has an `origin`: a number that no other environment has, and
-the count of the environment's observations. They show whether the steps of an
+the count of the environment's observations. It shows whether the steps of an
 unroll are consecutive and from one environment. Each episode returns `RETURN`.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 
 # Return of every complete episode, independent of the actions.
 RETURN = 10.0
-# Parts of the messages about an intended fault: of an environment that raises,
-# of one that returns NaN, and of one whose process ends.
+# Parts of the error messages when an environment raises on purpose, when it
+# returns NaN, and when it ends its process.
 FAULTS = ("a fault that chaos asked for", "found nan in its", "has died with")
 _MAXIMUM_STEPS = 60
 _ACTIONS = 3
@@ -65,14 +65,14 @@ class Environment(dm_env.Environment):
     return ends(RETURN - self._paid, self._observation())
 
   def observation_spec(self) -> dict[str, dm_env.specs.Array]:
-    """Specs of the origin with the count, and of the agent's `state`."""
+    """Returns specs of the origin (with the count) and the agent's `state`."""
     return {
       "origin": dm_env.specs.Array((2,), np.int32),
       "state": dm_env.specs.Array((4,), np.float32),
     }
 
   def action_spec(self) -> dm_env.specs.DiscreteArray:
-    """Spec of actions that change the reward a little."""
+    """Returns the spec of actions, which change the reward a little."""
     return dm_env.specs.DiscreteArray(_ACTIONS)
 
   def _observation(self) -> dict[str, np.ndarray]:

@@ -29,23 +29,25 @@ from tests.chaos import audit, environment, peers, program
 _KEPT_LINES = 200
 # Kind of a fault of a parameter server, for which all workers wait.
 SERVER = "server"
-# Kind of a fault of an environment, which ends a run without actors.
+# Kind of a fault of an environment; it ends a run whose pipeline has no actors.
 ENVIRONMENT = "environment"
+# Kinds of faults of one process.
 _OF_ONE = ("kill", "pause", ENVIRONMENT)
 # Target of the learner's faults.
 LEARNER = "the learner"
 # Environment variable that marks every process of a trial.
 _MARK = "SEEDX_CHAOS"
 _SAMPLE_SECONDS = 0.25
-# Time without a step after which a pipeline that is not stopped hangs.
+# Time without a step after which a run counts as hanging.
 _HANG_SECONDS = 90.0
 _PAUSE_SECONDS = 3.0
 _FULL_SECONDS = 20.0
-# Time for which environments stand still, or connections are silent.
+# Time for which environments stand still. Within the same time after other
+# faults, a line of metrics and a checkpoint must be written.
 _STILL_SECONDS = 20.0
-# Time within which a busy machine reports a hang.
+# Maximum time until a busy machine reports a hang.
 _REPORT_SECONDS = 30.0
-# Time from Ctrl-C to the end of a run with a hanging update.
+# Maximum time from Ctrl-C to the end of a run with a hanging update.
 _LEAVE_SECONDS = 12.0
 _HANGS = "no env step and no update"
 _IDLE_CONNECTIONS = 1500
@@ -54,7 +56,7 @@ _END_SECONDS = 60.0
 _GIVE_UP_SECONDS = 45.0
 # Exit statuses after SIGTERM: by seedx, and before seedx handles the signal.
 _ENDED = (128 + signal.SIGTERM, -signal.SIGTERM)
-# Exit statuses of a process that joined: at the run's end, without a learner.
+# Exit statuses of a process that joined: the run has ended; no learner answers.
 _LEFT = (0, 3)
 # A rate has recovered once it reaches this share of its value before the fault.
 # Rates are measured over `_BACK_SECONDS`.
@@ -71,10 +73,10 @@ class Plan:
   Attributes:
     environment_kills: number of kills of environment processes. If they caused
       six deaths of actors within ten minutes, the run would end.
-    hangs: number of times in which all environments stand still.
-    hanging_updates: number of times in which an update hangs; each time, Ctrl-C
+    hangs: number of times that all environments stand still.
+    hanging_updates: number of times that an update hangs; each time, Ctrl-C
       ends the run.
-    idle_connections: number of times in which many connections are silent.
+    idle_connections: number of times that many silent connections are opened.
     streams_per_second: number of streams of hostile peers per second.
     environments_fail: whether faults of environments end the run.
   """
@@ -100,7 +102,7 @@ class Sample(NamedTuple):
 
   Attributes:
     seconds: time since the trial's start.
-    start: number of the learner's start.
+    start: number of the learner's starts so far.
     memory_bytes: resident memory.
     files: number of open files, sockets and pipes.
   """
@@ -114,7 +116,7 @@ class Sample(NamedTuple):
 
 
 class Fault(NamedTuple):
-  """A fault: the time at which it ended since the trial's start, and more."""
+  """A fault, recorded at `seconds` since the trial's start."""
 
   seconds: float
   kind: str
@@ -226,7 +228,7 @@ class Trial:
     return self._now()
 
   def _wait_until(self, seconds: float) -> None:
-    """Waits until a time, and restarts processes meanwhile."""
+    """Waits until a time; meanwhile restarts processes that have ended."""
     while self._now() < seconds:
       assert self._learner is not None
       status = self._learner.poll()
@@ -238,7 +240,7 @@ class Trial:
       time.sleep(_SAMPLE_SECONDS)
 
   def _resume(self, status: int) -> None:
-    """Resumes a run that ended; only its environments may end it."""
+    """Resumes a run that has ended; only faults of environments may end it."""
     if self._plan.environments_fail and any(
       fault in line for line in self.stderr for fault in environment.FAULTS
     ):
@@ -276,7 +278,7 @@ class Trial:
       self._join()
 
   def _join(self) -> None:
-    """Starts a process beyond the run's size, which replaces one that dies."""
+    """Starts one process more than needed; it replaces one that dies."""
     if isinstance(self._config, seed.Config):
       words = ["seedx.join", self._address]
     else:
@@ -422,7 +424,7 @@ class Trial:
     line = _newest_line(self._metrics, self._old_bytes)
     if line is not None and newest != line["env_steps"]:
       self._violate(
-        f"checkpoint {newest} of a run of {line['env_steps']} steps"
+        f"expected a checkpoint at {line['env_steps']} steps, found {newest}"
       )
     self._note("learner", LEARNER)
     self._start()
@@ -581,9 +583,9 @@ def recoveries(
 
   They are infinite if the rate never recovered. A fault is left out if the next
   fault or the trial's end prevents its recovery. A fault of one process is also
-  left out if it falls into the recovery of the whole run. Times in which the
-  run is stopped, because the learner or an indispensable environment is, do not
-  count.
+  left out if it falls into the recovery of the whole run. From the recovery of
+  the whole run, hangs are subtracted, and pauses that stop the run: those of
+  the learner, and of any process if environments are in `of_all`.
 
   Args:
     trial: trial that has ended.
@@ -631,7 +633,7 @@ def recoveries(
 def _back(
   samples: Sequence[Sample], since: float, until: float
 ) -> float | None:
-  """Returns the seconds until the rate recovers; None without a rate before."""
+  """Returns the seconds until the rate recovers; None if it had none before."""
   earlier = _rates(samples, since - 15.0, since)
   if not earlier:
     return None
@@ -649,7 +651,7 @@ def cold_start(trial: Trial) -> float:
 
 
 def growth(trial: Trial) -> dict[str, float]:
-  """Returns the ratio of memory, and more threads and files, since minute 2."""
+  """Returns growth since minute 2: memory as a ratio, threads, and files."""
   start = trial.samples[-1].start if trial.samples else 0
   same = [s for s in trial.samples if s.start == start]
   end = trial.samples[-1].seconds if trial.samples else 0.0
@@ -677,7 +679,7 @@ def _medians(
 def _rates(
   samples: Sequence[Sample], since: float, until: float
 ) -> list[tuple[float, float]]:
-  """Returns the env steps per second of each second, and the second's end."""
+  """Returns the ends of intervals of about a second, and their rates."""
   chosen = [s for s in samples if since <= s.seconds <= until]
   rates = []
   first = 0

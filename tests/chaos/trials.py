@@ -2,7 +2,7 @@
 
   python -m tests.chaos --pipelines seed,a3c --minutes 10
 
-Actors, workers, servers and the learner are killed, stopped and restarted at
+Actors, workers, servers and the learner are killed, paused and restarted at
 random. Hostile peers send damaged or false messages to the learner's port, or
 nothing at all, and open many connections. For some seconds, nothing can be
 written, environments stand still, or an update does not return. The program
@@ -14,7 +14,7 @@ exits with 1 if
 * a parameter is not finite;
 * the run hangs or ends;
 * memory grows;
-* or something is left behind.
+* or processes, files or a server are left behind.
 """
 
 import dataclasses
@@ -52,14 +52,14 @@ _ALWAYS = (
   "--hang-seconds",
   "8",
 )
-# Pipelines whose run ends at a fault of an environment.
+# Pipelines whose run ends with a fault of an environment.
 _IN_PROCESS = ("a3c", "sync")
 # A shorter trial does not allow a judgment of rates and memory.
 _MINIMUM_MINUTES = 4.0
 _MAXIMUM_GROWTH = {"memory": 1.05, "threads": 20.0, "files": 20.0}
 # Maximum time until the rate recovers from a fault of one process.
 _ACTOR_SECONDS = 5.0
-# Maximum time until the rate recovers from a fault of the run, in cold starts.
+# The same for a fault of the whole run, as a multiple of the cold start.
 _COLD_STARTS = 1.5
 
 
@@ -173,14 +173,14 @@ def _summary(done: trial.Trial, alone: bool, minutes: float) -> dict[str, Any]:
     "audited_windows": done.audited,
     "env_steps": done.samples[-1].env_steps if done.samples else 0,
     "cold_start_seconds": round(cold_start, 1),
-    "back_after_actor_seconds": _quantiles(actors),
-    "back_after_learner_seconds": _quantiles(learners),
-    "back": [
+    "recovery_seconds_after_actor": _quantiles(actors),
+    "recovery_seconds_after_learner": _quantiles(learners),
+    "recoveries": [
       f"{seconds:.1f} s after {fault.kind} of {fault.target} at"
       f" {fault.seconds:.0f} s"
       for fault, seconds in sorted(actors + learners)
     ],
-    "more_since_minute_2": {k: round(x, 3) for k, x in growth.items()},
+    "growth_since_minute_2": {k: round(x, 3) for k, x in growth.items()},
   }
 
 
