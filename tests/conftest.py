@@ -91,11 +91,6 @@ def pytest_collection_modifyitems(items):
   items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
-@pytest.fixture(scope="session")
-def make_unroll():
-  return random_unroll
-
-
 def random_unroll(agent, spec, length, ends, seed=0):
   """Returns an unroll `[L, B]` of random experience, as NumPy arrays.
 

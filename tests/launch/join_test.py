@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from experiments import gorila_dqn, impala, seed_ppo, seed_vtrace
-from seedx import envs, join, wire
+from seedx import envs, join, metrics, wire
 from seedx.acting import protocol
 from seedx.launch import admission, joining
 from seedx.launch import nodes as nodes_lib
@@ -314,8 +314,8 @@ def test_workers_find_a_server_that_joins_at_another_address(tmp_path, joiners):
 
 def _env_steps(run_dir):
   path = run_dir / "metrics.jsonl"
-  lines = path.read_text().splitlines() if path.exists() else []
-  return json.loads(lines[-1])["env_steps"] if lines else 0
+  lines = metrics.read_lines(path) if path.exists() else []
+  return lines[-1]["env_steps"] if lines else 0
 
 
 @pytest.mark.slow

@@ -98,8 +98,8 @@ def run(pipeline, name, length, folder):
 
 
 TOTAL_STEPS, MIN_STEPS = 1500, 20
-# Env steps of an update without resets, and of all environments' next steps.
-BATCH_STEPS, NEXT_STEPS = 20, 8
+# Env steps of an update without resets.
+BATCH_STEPS = 20
 # Pipelines with remote actors or workers, some of whose steps are on the way.
 REMOTE = ("seed", "impala", "apex", "gorila")
 FAST = [("sync", "a2c", 2)]
