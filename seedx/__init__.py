@@ -1,5 +1,9 @@
 """seedx: distributed reinforcement learning with a pipeline one can change."""
 
+import time
+
 __version__ = "0.3.0"
 # The repository on GitHub; links in messages are made from it.
 REPOSITORY = "seedx-rl/seedx"
+# The start of a program of seedx, which imports this first.
+STARTED_SECONDS = time.monotonic()

@@ -73,7 +73,6 @@ class Sessions:
     """
     num_envs = slots_lib.wanted(hello, len(self._exploration))
     slots = self._slots.take(num_envs)
-    self._acted.start()
     first_seed = self._seeds.take(num_envs)
     session = Session(
       slots,

@@ -25,6 +25,7 @@ from seedx.launch import config as launch_config
 from seedx.launch import nodes as nodes_lib
 from seedx.runtime import counters, hangs, process, running
 from seedx.runtime import hosts as hosts_lib
+from seedx.runtime import wall_clock as wall_clock_lib
 
 # A user's logger may have to reach a server for its last lines.
 _LOGGER_SECONDS = 60.0
@@ -167,6 +168,7 @@ def run(
   presets: Sequence[str] = (),
   others_join: bool = False,
   sinks: Sequence[metrics.Sink] = (),
+  started_seconds: float | None = None,
 ) -> Run:
   """Trains with a pipeline's config; see `train`.
 
@@ -179,7 +181,10 @@ def run(
     others_join: whether the pipeline's other processes are started separately
       and join; if not, this process starts them.
     sinks: additional sinks for the lines of metrics.
+    started_seconds: start of the run's clock, a time of `time.monotonic`; now
+      if None. On another machine, the clock starts with the training there.
   """
+  wall_clock = wall_clock_lib.WallClock(started_seconds)
   _check_pipeline(config)
   asked = asked or config
   record = run_dirs.record(config, asked, experiment)
@@ -193,7 +198,7 @@ def run(
     launching = getattr(config, "launching", launch_config.Config())
     if launching.learner_on_cluster and not others_join:
       return _on_cluster(work, stop, ending)
-    return _run(work, stop, ending)
+    return _run(work, stop, ending, wall_clock)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,13 +250,19 @@ def _run_there(
     run_dir="" if resumes else str(run_dir),
     resume=str(run_dir) if resumes else "",
   )
-  return _run(dataclasses.replace(work, files=files), stop, ending)
+  work = dataclasses.replace(work, files=files)
+  return _run(work, stop, ending, wall_clock_lib.WallClock())
 
 
-def _run(work: _Work, stop: threading.Event, ending: signals.Ending) -> Run:
+def _run(
+  work: _Work,
+  stop: threading.Event,
+  ending: signals.Ending,
+  wall_clock: wall_clock_lib.WallClock,
+) -> Run:
   """Trains on this machine, possibly as one of several learner hosts."""
   with hosts.joined(_learner_hosts(work.config), stop, ending) as learners:
-    context = process.Context(stop, learners)
+    context = process.Context(stop, learners, wall_clock)
     if learners.count > 1:
       hosts.check_same(work.settings_of_all_hosts)
     may_exit = ending.in_main and learners.count == 1
@@ -315,6 +326,8 @@ def _share_state(trainer: process.Process, learners: hosts_lib.Hosts) -> None:
     trainer.restore(
       lambda shapes: checkpoint.like(arrays, shapes, "the state of host 0")
     )
+    # Host 0's time includes that since its own start.
+    trainer.acted.wall_clock.restart()
 
 
 def _lead(

@@ -69,7 +69,7 @@ class Config(process.Config):
     spec = envs.spec(self.env)
     agent = self.plan.agent(self.agent, spec)
     base.check_gradients_can_be_shared(agent)
-    team = _Team(self, context.stop, agent, spec, device)
+    team = _Team(self, context, agent, spec, device)
     return process.Process(
       acted=team.acted,
       parts={
@@ -94,7 +94,7 @@ class _Team:
   def __init__(
     self,
     config: Config,
-    stop: threading.Event,
+    context: process.Context,
     agent: base.Agent,
     spec: types.EnvironmentSpec,
     device: jax.Device,
@@ -106,13 +106,13 @@ class _Team:
     state = jax.jit(agent.init)(init_key)
     self.shared = shared.Shared(agent, state, device)
     self.learned = self.shared.learned
-    self.acted = counters.Acted(spec.frames_per_step, config.total_steps)
+    self.acted = context.acted(spec, config.total_steps)
     self.seeds = seeds_lib.Seeds(config.seed)
     self.restarts = restarts_lib.Restarts(config.env_restarts, self.seeds.take)
     self.acting = jax.jit(agent.acting)
     self.waits = metrics.Waits(dict.fromkeys(_WAITS, workers.num_workers))
     self._config = config
-    self._stop = stop
+    self._stop = context.stop
     self._device = device
     self._programs = workers.programs(agent, spec)
     exploration = agent.exploration(workers.num_envs)
@@ -152,7 +152,6 @@ class _Team:
   def _make_actor(
     self, worker: int, rng_key: jax.Array
   ) -> local_actor.LocalActor:
-    self.acted.start()
     return local_actor.LocalActor(
       self._programs,
       self._config.env,

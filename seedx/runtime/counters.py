@@ -11,6 +11,7 @@ import dm_env
 import numpy as np
 
 from seedx import metrics, types
+from seedx.runtime import wall_clock as wall_clock_lib
 
 
 class Acted:
@@ -19,17 +20,23 @@ class Acted:
   Attributes:
     returns: raw returns of whole games; in Atari, over all lives.
     lengths: lengths of whole games, in env steps.
+    wall_clock: clock of the run, which is saved with the counts.
   """
 
   def __init__(
-    self, frames_per_step: int = 1, total_steps: float = math.inf
+    self,
+    frames_per_step: int = 1,
+    total_steps: float = math.inf,
+    wall_clock: wall_clock_lib.WallClock | None = None,
   ) -> None:
-    """Starts all counts at 0; the clock starts with the first experience.
+    """Starts all counts at 0.
 
     Args:
       frames_per_step: number of emulator frames in an env step.
       total_steps: number of env steps after which the run is done.
+      wall_clock: clock of the run; None for a new one.
     """
+    self.wall_clock = wall_clock or wall_clock_lib.WallClock()
     self._total_steps = total_steps
     self.returns: metrics.Latest | metrics.MeanOfSeeds = metrics.Latest()
     self.lengths = metrics.Latest()
@@ -38,22 +45,19 @@ class Acted:
     self._lock = threading.Lock()
     self._env_steps = 0
     self._unrolls_discarded = 0
-    self._started_seconds: float | None = None
-    self._past_seconds = 0.0
     # The time and the env steps of the last line of metrics.
     self._last = (time.monotonic(), 0)
 
   def add(
     self, env_steps: int, returns: np.ndarray, lengths: np.ndarray
   ) -> None:
-    """Counts experience; the first call starts the clock.
+    """Counts experience.
 
     Args:
       env_steps: number of new env steps.
       returns: `[...]`, raw returns of games that ended; NaN elsewhere.
       lengths: `[...]`, their lengths in env steps.
     """
-    self.start()
     ended = ~np.isnan(returns)
     if ended.any():
       self.returns.add(returns[ended])
@@ -69,12 +73,6 @@ class Acted:
         see `explores_least`.
     """
     return Environments(self, self._rounds, reported)
-
-  def start(self) -> None:
-    """Starts the clock, unless it is running."""
-    with self._lock:
-      if self._started_seconds is None:
-        self._started_seconds = time.monotonic()
 
   def add_discarded(self, unrolls: int) -> None:
     """Counts unrolls that were lost because their actor disconnected."""
@@ -109,20 +107,13 @@ class Acted:
       return None
     return self.returns.mean()
 
-  @property
-  def wall_seconds(self) -> float:
-    """Seconds since the first experience, plus those before a resume."""
-    if self._started_seconds is None:
-      return self._past_seconds
-    return self._past_seconds + time.monotonic() - self._started_seconds
-
   def measure(self) -> dict[str, metrics.Value]:
     """Returns its metrics; `steps_per_second` is since the last call."""
     now, env_steps = time.monotonic(), self._env_steps
     (then, env_steps_then), self._last = self._last, (now, env_steps)
     all_have_ended = self.all_have_ended
     return {
-      "wall_seconds": self.wall_seconds,
+      **self.wall_clock.measure(),
       "env_steps": env_steps,
       "env_frames": env_steps * self._frames_per_step,
       "steps_per_second": (env_steps - env_steps_then) / (now - then),
@@ -140,18 +131,18 @@ class Acted:
       "lengths": self.lengths.saved(),
       "env_steps": np.int64(self._env_steps),
       "unrolls_discarded": np.int64(self._unrolls_discarded),
-      "wall_seconds": np.float64(self.wall_seconds),
+      "wall_seconds": np.float64(self.wall_clock.wall_seconds),
     }
 
   def restore(self, saved: types.Tree) -> None:
-    """Continues from a saved state, before the clock starts."""
+    """Continues from a saved state."""
     self.returns.restore(saved["returns"])
     self.lengths.restore(saved["lengths"])
     self._env_steps = int(saved["env_steps"])
     self._last = (self._last[0], self._env_steps)
     self._rounds.start(self._env_steps)
     self._unrolls_discarded = int(saved["unrolls_discarded"])
-    self._past_seconds = float(saved["wall_seconds"])
+    self.wall_clock.past_seconds = float(saved["wall_seconds"])
 
 
 class Environments:

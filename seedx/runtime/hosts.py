@@ -17,6 +17,7 @@ import numpy as np
 
 from seedx import metrics, types, wire
 from seedx.runtime import counters
+from seedx.runtime import wall_clock as wall_clock_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,11 +173,16 @@ class Hosts:
       return rng_key
     return jax.random.fold_in(rng_key, self.index)
 
-  def acted(self, frames_per_step: int, total_steps: int) -> counters.Acted:
+  def acted(
+    self,
+    frames_per_step: int,
+    total_steps: int,
+    wall_clock: wall_clock_lib.WallClock | None = None,
+  ) -> counters.Acted:
     """Makes the counts of experience over all hosts, see `counters.Acted`."""
     if self.count == 1:
-      return counters.Acted(frames_per_step, total_steps)
-    self._acted = _Acted(frames_per_step, total_steps)
+      return counters.Acted(frames_per_step, total_steps, wall_clock)
+    self._acted = _Acted(frames_per_step, total_steps, wall_clock)
     return self._acted
 
   def counted(self, seeds: S) -> S:
@@ -226,8 +232,13 @@ class Hosts:
 class _Acted(counters.Acted):
   """Counts over all hosts, which include only what they have exchanged."""
 
-  def __init__(self, frames_per_step: int, total_steps: int) -> None:
-    super().__init__(frames_per_step, total_steps)
+  def __init__(
+    self,
+    frames_per_step: int,
+    total_steps: int,
+    wall_clock: wall_clock_lib.WallClock | None,
+  ) -> None:
+    super().__init__(frames_per_step, total_steps, wall_clock)
     self._pending_lock = threading.Lock()
     self._counts, self._totals = _Counts(), np.zeros(2)
     self._hosts_waiting = 0
@@ -246,7 +257,6 @@ class _Acted(counters.Acted):
     self, env_steps: int, returns: np.ndarray, lengths: np.ndarray
   ) -> None:
     """Counts env steps and ended episodes, for the next report."""
-    self.start()
     ended = ~np.isnan(returns)
     episodes = int(np.count_nonzero(ended))
     with self._pending_lock:

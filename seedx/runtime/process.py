@@ -22,6 +22,7 @@ from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
 from seedx.runtime import parts as parts_lib
 from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import wall_clock as wall_clock_lib
 from seedx.wire import server as server_lib
 
 
@@ -126,16 +127,20 @@ class Keys(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """The surroundings of a process: its stop event, and the other hosts.
+  """The surroundings of a process: stop event, other hosts and clock.
 
   Attributes:
     stop: event that ends the run. Every wait ends with it, or when
       `Process.stopping` is called.
     hosts: the learner hosts of the run, which end together.
+    wall_clock: clock of the run; it starts with the context by default.
   """
 
   stop: threading.Event = dataclasses.field(default_factory=threading.Event)
   hosts: hosts_lib.Hosts = dataclasses.field(default_factory=hosts_lib.Hosts)
+  wall_clock: wall_clock_lib.WallClock = dataclasses.field(
+    default_factory=wall_clock_lib.WallClock
+  )
 
   @property
   def over(self) -> threading.Event:
@@ -151,7 +156,7 @@ class Context:
     self, spec: types.EnvironmentSpec, total_steps: int
   ) -> counters.Acted:
     """Makes the counts of experience over all hosts, see `counters.Acted`."""
-    return self.hosts.acted(spec.frames_per_step, total_steps)
+    return self.hosts.acted(spec.frames_per_step, total_steps, self.wall_clock)
 
   def seeds(self, seed: int) -> seeds_lib.Seeds:
     """Makes the seeds of this host's environments, from the run's seed."""

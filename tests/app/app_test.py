@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import chex
 import flax.linen as nn
@@ -17,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 
+import seedx as seedx_lib
 from experiments import a2c as a2c_experiment
 from seedx import __main__ as seedx_program
 from seedx import app, checkpoint, envs, metrics, output, signals, types
@@ -411,7 +413,11 @@ SMALL = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 100"
 def test_seedx_trains_evaluates_plots_and_exports(tmp_path, monkeypatch, capfd):
   run_dir = tmp_path / "run"
   words = ["train", "a2c", *SMALL.split(), "--run-dir", run_dir]
+  # The run's clock starts with the program.
+  monkeypatch.setattr(seedx_lib, "STARTED_SECONDS", time.monotonic() - 1000)
   assert seedx(monkeypatch, *words) == 0
+  first = metrics.read_lines(run_dir / "metrics.jsonl")[0]
+  assert 1000 < first["wall_seconds"] < 1600
   saved = json.loads((run_dir / "config.json").read_text())
   assert saved["experiment"] == "a2c"
   assert seedx(monkeypatch, "evaluate", run_dir, "--episodes", 2) == 0

@@ -67,7 +67,9 @@ def test_quiet_prints_only_the_result(tmp_path, capfd):
   captured = capfd.readouterr()
   assert captured.err == ""
   assert re.search(
-    r"after 4\d\d env steps and \d+ s \([\d,]+ a second", captured.out
+    r"after 4\d\d env steps and \d+ s, \d+ of them compiling"
+    r" \([\d,]+ a second",
+    captured.out,
   )
 
 

@@ -16,6 +16,7 @@ from seedx.agents import a2c, base, dqn, ppo, r2d2, rainbow, vtrace
 from seedx.learning import learner, replayed
 from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
 from seedx.pipelines.gorila import worker
+from seedx.runtime import process
 from tests import conftest, programs, running
 
 compiled_once = programs.compiled_once
@@ -266,6 +267,15 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(
   state = part["state"] if pipeline == "impala" else saved["agent"]
   assert not trees.non_finite(jax.tree.leaves(state))
   assert state.updates == last["learner_steps"]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_the_time_of_each_pipeline_is_that_of_its_context(pipeline, tmp_path):
+  name = "dqn" if pipeline in ("gorila", "apex") else "a2c"
+  context = process.Context()
+  made = config_of(pipeline, name, tmp_path).learn(context)
+  assert made.acted.wall_clock is context.wall_clock
+  made.close()
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

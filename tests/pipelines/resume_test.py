@@ -86,6 +86,7 @@ def make(saved, tmp_path, total_steps=2 * STEPS):
 
 
 def test_all_parts_are_restored(saved, tmp_path):
+  started = time.monotonic()
   made, _ = make(saved, tmp_path)
   # `gorila_test` has tests of the parameter servers' state.
   parts = dict(made.process.parts)
@@ -96,6 +97,11 @@ def test_all_parts_are_restored(saved, tmp_path):
   made.process.restore(saved.load)
   restored = {name: part.saved() for name, part in parts.items()}
   expected = {name: saved.nest[name] for name in parts}
+  # The clock is running.
+  acted = expected["acted"] = dict(expected["acted"])
+  since = restored["acted"].pop("wall_seconds") - acted.pop("wall_seconds")
+  assert 0 < since < time.monotonic() - started
+  fresh["acted"].pop("wall_seconds")
   assert jax.tree.structure(restored) == jax.tree.structure(expected)
   chex.assert_trees_all_equal(restored, expected)
   for name, leaf in expected.items():
@@ -140,6 +146,7 @@ def test_the_acting_parameters_are_those_of_the_state(saved, tmp_path):
 def test_a_restored_run_continues_its_counts_with_new_seeds(
   saved, tmp_path, monkeypatch
 ):
+  made_seconds = time.monotonic()
   made, nodes = make(saved, tmp_path)
   started = time.monotonic()
   seeds = Seeds(monkeypatch)
@@ -167,7 +174,7 @@ def test_a_restored_run_continues_its_counts_with_new_seeds(
     assert values[-1] > values[0], name
   assert last["env_steps"] >= 2 * STEPS
   assert last["wall_seconds"] <= last_saved["wall_seconds"] + (
-    time.monotonic() - started
+    time.monotonic() - made_seconds
   )
   # Env steps before the resume do not count in the first rate.
   first_steps = lines[0]["steps_per_second"] * (times[0] - started)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import types
-from seedx.runtime import counters
+from seedx.runtime import counters, wall_clock
 
 FIRST, MID, LAST = (int(x) for x in dm_env.StepType)
 
@@ -28,6 +28,7 @@ def clock(monkeypatch):
   now = [100.0]
   fake = types_lib.SimpleNamespace(monotonic=lambda: now[0])
   monkeypatch.setattr(counters, "time", fake)
+  monkeypatch.setattr(wall_clock, "time", fake)
   return now
 
 
@@ -192,13 +193,16 @@ def test_counts_continue_from_a_checkpoint(clock):
   first.add(100, np.array([1.0, 3.0]), np.array([10, 20]))
   first.add_discarded(4)
   clock[0] += 5
+  saved = first.saved()
+  clock[0] += 100
   resumed = counters.Acted()
-  resumed.restore(first.saved())
+  resumed.restore(saved)
   clock[0] += 1
   line = resumed.measure()
   # Steps before the restart do not count in the rate.
   assert line["steps_per_second"] == 0
-  assert line["wall_seconds"] == first.wall_seconds - 1
+  # The time between the two starts does not count.
+  assert line["wall_seconds"] == 5 + 1
   assert (line["env_steps"], line["unrolls_discarded"]) == (100, 4)
   assert (line["episodes"], line["episode_return"]) == (2, 2.0)
   assert line["episode_length"] == 15.0

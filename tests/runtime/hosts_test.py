@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from seedx import metrics, replay, types
+from seedx.app import training
+from seedx.launch import hosts as launch_hosts
 from seedx.learning import experience, learner
-from seedx.runtime import hosts
+from seedx.runtime import hosts, process, wall_clock
 from seedx.runtime import seeds as seeds_lib
 from tests import host_updates, running
 from tests.learning import learner_test
@@ -34,6 +36,22 @@ def two(total_steps=100):
   all_hosts = [hosts.Hosts(index, 2) for index in range(2)]
   acted = [host.acted(4, total_steps) for host in all_hosts]
   return all_hosts, acted
+
+
+def test_the_time_of_other_hosts_is_that_of_the_first(monkeypatch):
+  state = []
+  monkeypatch.setattr(
+    launch_hosts, "broadcast", lambda sent: (state.append(sent), state[0])[1]
+  )
+  clocks = []
+  for index, age in enumerate((1000, 500)):
+    clock = wall_clock.WallClock(time.monotonic() - age)
+    context = process.Context(hosts=hosts.Hosts(index, 2), wall_clock=clock)
+    acted = context.hosts.acted(1, 100, context.wall_clock)
+    made = process.Process(acted, {"acted": acted}, lambda saved: saved, [])
+    training._share_state(made, context.hosts)
+    clocks.append(acted.wall_clock)
+  assert 0 < clocks[0].wall_seconds - clocks[1].wall_seconds < 100
 
 
 def exchange(all_hosts, batches=(True, True)):

@@ -19,6 +19,7 @@ _PART = 0.25
 # Metrics of a run that become figures: names and units of the figures.
 _METRICS = {
   "episode_return": ("return", ""),
+  "compile_seconds": ("compiling", "s"),
   "inference_rows": ("observations in a batch", ""),
   "reply_seconds_p50": ("reply, median", "s"),
   "reply_seconds_p99": ("reply, 99th percentile", "s"),

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import gymnasium
 import jax
 
+import seedx
 from seedx import checkpoint, join, types
 from seedx.app import compiled, devices, roles, training
 from seedx.app.cli import command_line, configs, experiments
@@ -227,6 +228,7 @@ def _train(
     experiment=name,
     presets=presets,
     others_join=others_join,
+    started_seconds=seedx.STARTED_SECONDS,
   )
   try:
     print(*_result(asked, run), sep="\n", flush=True)
@@ -340,7 +342,8 @@ def _verdict(env_id: str, last: Mapping[str, Any]) -> str:
   over = f"the last {latest} episodes" if latest > 1 else "the first episode"
   reached = (
     f"{env_id}: mean return of {over} {mean:.1f} after"
-    f" {last['env_steps']:,} env steps and {last['wall_seconds']:.0f} s"
+    f" {last['env_steps']:,} env steps and {last['wall_seconds']:.0f} s,"
+    f" {last['compile_seconds']:.0f} of them compiling"
     f" ({last['env_steps'] / max(last['wall_seconds'], 1e-9):,.0f} a second)"
   )
   spec = gymnasium.registry.get(env_id)

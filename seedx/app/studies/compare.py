@@ -221,6 +221,7 @@ _COLUMNS: Sequence[tuple[str, Callable[[trials.Result], float | None], int]] = (
   ("return", lambda run: run.last["episode_return"], 1),
   ("env steps", lambda run: run.last["env_steps"], 0),
   ("seconds", lambda run: run.last["wall_seconds"], 0),
+  ("compiling", lambda run: run.last.get("compile_seconds"), 0),
   ("env steps/s", _rate, 0),
   ("wire bytes/env step", _bytes_per_step, 1),
   ("policy lag", lambda run: _median_of(run, "policy_lag"), 1),

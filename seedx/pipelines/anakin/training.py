@@ -22,6 +22,7 @@ from seedx.learning import replayed
 from seedx.pipelines.anakin.program import Clock, Keys, Output, Program, State
 from seedx.runtime import counters, process
 from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import wall_clock as wall_clock_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,13 +61,12 @@ class Config(process.Config):
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the only process: a program for environments and learning."""
-    del context  # Calls are short, and the run can stop between them.
-    training = Training(self)
+    # Calls are short, and the run can stop between them.
+    training = Training(self, context.wall_clock)
     acted = training.acted
 
     def steps() -> Iterator[None]:
       """Trains; yields after each call of the program."""
-      acted.start()
       while not acted.is_done:
         training.call()
         yield
@@ -88,7 +88,9 @@ class Training:
       returns and lengths are those of all trainings.
   """
 
-  def __init__(self, config: Config) -> None:
+  def __init__(
+    self, config: Config, wall_clock: wall_clock_lib.WallClock | None = None
+  ) -> None:
     """Makes the initial states; the first `call` compiles the program."""
     self._config = config
     self._one = Program(
@@ -99,7 +101,9 @@ class Training:
       plan=config.plan,
     )
     num_seeds = config.num_seeds
-    self.acted = counters.Acted(total_steps=config.total_steps)
+    self.acted = counters.Acted(
+      total_steps=config.total_steps, wall_clock=wall_clock
+    )
     self._returns = {
       config.seed + k: metrics.Latest() for k in range(num_seeds)
     }

@@ -1,0 +1,81 @@
+"""The clock of a run, and the time in which JAX compiles its programs."""
+
+import threading
+import time
+
+import jax
+
+from seedx import metrics
+
+# Events of JAX: tracing a function, lowering it, and compiling it or reading
+# the compiled program from JAX's cache.
+_EVENTS = frozenset(
+  f"/jax/core/compile/{name}_duration"
+  for name in ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile")
+)
+
+
+class Compiling:
+  """A meter of the time in which any thread compiled; thread-safe.
+
+  Attributes:
+    seconds: length of the union of all such intervals that have ended.
+  """
+
+  def __init__(self) -> None:
+    self.seconds = 0.0
+    self._lock = threading.Lock()
+    # Disjoint intervals, the oldest first.
+    self._intervals: list[tuple[float, float]] = []
+
+  def add(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+    """Counts an event of JAX that has just ended, if it is of a compilation."""
+    if event not in _EVENTS:
+      return
+    with self._lock:
+      end = time.monotonic()
+      start = end - duration_secs
+      # A function may be traced within another one, or on another thread.
+      while self._intervals and self._intervals[-1][1] > start:
+        other_start, other_end = self._intervals.pop()
+        self.seconds -= other_end - other_start
+        start = min(start, other_start)
+      self._intervals.append((start, end))
+      self.seconds += end - start
+
+
+class WallClock:
+  """The time of a run, over all of its starts.
+
+  Attributes:
+    started_seconds: start of this process's part of the run, a time of
+      `time.monotonic`.
+    past_seconds: seconds of the run before this start.
+  """
+
+  def __init__(self, started_seconds: float | None = None) -> None:
+    """Starts a clock at a time of `time.monotonic`; now if None."""
+    now = time.monotonic()
+    self.started_seconds = now if started_seconds is None else started_seconds
+    self.past_seconds = 0.0
+    self._compiled_before = _compiling.seconds
+
+  @property
+  def wall_seconds(self) -> float:
+    """Seconds since the start, plus those before it."""
+    return self.past_seconds + time.monotonic() - self.started_seconds
+
+  def restart(self) -> None:
+    """Sets the start of this process's part of the run to now."""
+    self.started_seconds = time.monotonic()
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """Returns its metrics; `compile_seconds` is of this start."""
+    return {
+      "wall_seconds": self.wall_seconds,
+      "compile_seconds": _compiling.seconds - self._compiled_before,
+    }
+
+
+_compiling = Compiling()
+jax.monitoring.register_event_duration_secs_listener(_compiling.add)
