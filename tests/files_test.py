@@ -168,7 +168,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 _OTHERS = {
   "seedx/files.py": "files of runs",
   "seedx/app/certificates.py": "a directory that it makes",
-  "seedx/app/benchmark/runs.py": "/proc",
   "seedx/app/compiled.py": "/proc, and a directory of the user",
   "seedx/app/profiling.py": "a directory that it just made",
   "seedx/app/cli/experiments.py": "the first lines of seedx's own",
@@ -176,6 +175,7 @@ _OTHERS = {
   "seedx/checkpoint.py": "reads a file that `seedx.files` has opened",
   "seedx/envs/processes/child.py": "memory that it shares",
   "seedx/launch/__main__.py": "sockets in a temporary directory",
+  "seedx/metrics/cpu_time.py": "/proc",
   "seedx/runtime/memory.py": "/proc and /sys",
   "seedx/signals.py": "/dev/null",
   "seedx/wire/listening.py": "sockets",

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
+import types as types_lib
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from seedx import types
 from seedx.app.benchmark import figures, main, runs, work
 from seedx.app.studies import trials
-from tests import running
 
 SIZES = work.Sizes(
   pools=2,
@@ -144,8 +141,10 @@ def test_samples_come_from_the_later_half_of_a_run(monkeypatch):
   lines = [{"wall_seconds": x, "learner_steps": x > 2} for x in range(12)]
   # CPU seconds of the learner (7), an early (8) and a late process (9).
   cpu = iter([{7: 1.0, 8: 1.0}, {7: 2.0, 8: 1.0}, {7: 3.0}, {7: 5.0, 9: 1.0}])
+  outside = types_lib.SimpleNamespace(seconds=0.25)
   clock = iter([100.0, 101.0, 101.5, 102.0])
-  monkeypatch.setattr(runs, "cpu_seconds_of", lambda pid: next(cpu))
+  monkeypatch.setattr(runs.cpu_time, "of_tree", lambda pid: next(cpu))
+  monkeypatch.setattr(runs.cpu_time, "Others", lambda: outside)
   monkeypatch.setattr(runs.time, "monotonic", lambda: next(clock))
   run = Running(lines)
   samples = runs.sampled(run, 6.0, threading.Event())
@@ -156,24 +155,39 @@ def test_samples_come_from_the_later_half_of_a_run(monkeypatch):
     runs.cores_used(7, samples[:1])
 
 
-def test_cpu_seconds_include_all_descendants_of_a_process():
-  code = "import time; [x for x in range(10**7)]; time.sleep(60)"
-  parent = (
-    f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
-  )
-  process = subprocess.Popen([sys.executable, "-c", parent])
-  try:
-    running.wait_until(
-      lambda: sum(runs.cpu_seconds_of(process.pid).values()) > 0.2
-    )
-    seconds = runs.cpu_seconds_of(process.pid)
-    assert len(seconds) == 2 and process.pid in seconds
-    assert {process.pid} < runs.cpu_seconds_of(os.getpid()).keys()
-  finally:
-    for pid in runs.cpu_seconds_of(process.pid):
-      os.kill(pid, signal.SIGKILL)
-    process.wait()
-  assert runs.cpu_seconds_of(process.pid) == {}
+@pytest.mark.parametrize(
+  ("parts", "start", "end", "ratios"),
+  [(0.05, 1.0, 1.1, True), (0.05, 1.0, 1.5, False), (0.15, 1.0, 1.0, False)],
+)
+def test_a_disturbed_run_has_no_ratios_and_a_reason(
+  parts, start, end, ratios, monkeypatch, tmp_path, capsys
+):
+  """Processes outside disturb the parts alone, or the run of 2 seconds."""
+  replies = {"reply_seconds_p50": 0.002, "reply_seconds_p99": 0.005}
+  line = {"steps_per_second": 50e3, "episode_return": 9.0, **replies}
+  pid = os.getpid()
+  samples = [
+    runs.Sample(0.0, line, {pid: 1.0}, start),
+    runs.Sample(2.0, line, {pid: 2.0}, end),
+  ]
+  trial = types_lib.SimpleNamespace(pid=pid, error=lambda: "")
+  outside = types_lib.SimpleNamespace(cores=parts)
+  for where, name, value in (
+    (runs.cpu_time, "Others", lambda: outside),
+    (runs.work_lib, "measure", lambda *_: WORK),
+    (runs.trials, "Running", lambda *_: trial),
+    (runs, "sampled", lambda *_: samples),
+  ):
+    monkeypatch.setattr(where, name, value)
+  words = ["--experiments", "impala", "--quick"]
+  assert main.main([*words, "--output", str(tmp_path / "found.jsonl")]) == 0
+  out = capsys.readouterr().out
+  cores = max(parts, (end - start) / 2)
+  assert f"| outside processes | {cores:.3g} | cores |" in out
+  assert "| return | 9 |" in out and "| run | 50,000 |" in out
+  assert (" over " in out) == ("idle share" in out) == ratios
+  reason = f"1/1, impala: no ratios, because processes outside kept {cores:.2f}"
+  assert (reason in out) != ratios
 
 
 def test_commas_before_numbers_do_not_separate_experiments():

@@ -7,8 +7,9 @@ The benchmark measures environments, acting and learning, each alone. Their cost
 bounds the env steps per second on this machine's cores. Then it measures a run
 of the experiment, with the CPU time of its processes. It repeats all of this
 several times, and reports medians: a table, and a file with one JSON line per
-figure. To measure how a pipeline scales, name an experiment several times, with
-different options:
+figure. Ratios are left out of repetitions in which processes outside kept more
+than 0.1 cores busy. To measure how a pipeline scales, name an experiment
+several times, with different options:
 
   seedx benchmark --experiments "impala --num-actors 1,impala --num-actors 4"
   seedx benchmark --experiments "impala,impala --learner-devices 0,1"
@@ -75,6 +76,7 @@ def _benchmark(options: Options) -> int:
     seconds = min(options.seconds, _QUICK_SECONDS)
     options = dataclasses.replace(options, seconds=seconds, repetitions=1)
   results, status = figures.Figures(options.output), 0
+  disturbed: list[str] = []
   for k in range(options.repetitions):
     for words in experiments:
       progress = f"{k + 1}/{options.repetitions}, {words}"
@@ -89,7 +91,9 @@ def _benchmark(options: Options) -> int:
       if ended:
         return ended
       results.add(words, measured)
-  print(results.table())
+      if reason := runs.why_no_ratios(measured):
+        disturbed.append(f"{progress}: {reason}")
+  print(results.table(), *disturbed, sep="\n")
   print(f"{options.output} has all values", flush=True)
   return status
 

@@ -1,7 +1,6 @@
 """Measurement of an experiment: each part of its work alone, and a run."""
 
 import os
-import pathlib
 import statistics
 import tempfile
 import threading
@@ -13,9 +12,19 @@ from seedx import signals, types
 from seedx.app.benchmark import work as work_lib
 from seedx.app.benchmark.figures import Figure
 from seedx.app.studies import trials
+from seedx.metrics import cpu_time
 
 # Time to measure each part alone, as a share of the time of a run.
 _PART = 0.25
+# The cores that processes outside the benchmark keep busy; above this number, a
+# run cannot be compared with a bound, and these figures are left out.
+_OUTSIDE, _MAX_OUTSIDE = "outside processes", 0.1
+_RATIOS = (
+  "run over bound",
+  "run over environments alone",
+  "idle share of the cores",
+  "reply, p99 over median",
+)
 # Metrics of a run that become figures: names and units of the figures.
 _METRICS = {
   "episode_return": ("return", ""),
@@ -33,11 +42,14 @@ class Sample(NamedTuple):
     seconds: time at which the line was read.
     line: line of metrics.
     cpu_seconds: CPU seconds of each process of the run, by process id.
+    outside: CPU seconds of processes outside the benchmark, since a fixed
+      time; None if unknown.
   """
 
   seconds: float
   line: Mapping[str, Any]
   cpu_seconds: Mapping[int, float]
+  outside: float | None = None
 
 
 def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
@@ -55,7 +67,9 @@ def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
     types.ConfigError: the run failed, or was too short.
   """
   cores = len(os.sched_getaffinity(0))
+  outside = cpu_time.Others()
   work = work_lib.measure(words, env, _PART * seconds)
+  outside_cores = [outside.cores]
   trial = trials.Trial("run", work_lib.words_of(words, env))
   stop = threading.Event()
   with (
@@ -69,7 +83,10 @@ def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
     if error := running.error():
       raise types.ConfigError(error)
   busy = cores_used(running.pid, samples)
-  return figures_of(work, samples, busy, cores), 0
+  outside_cores.append(outside_used(samples))
+  reported = [x for x in outside_cores if x is not None]
+  figures = figures_of(work, samples, busy, cores)
+  return with_outside(figures, max(reported, default=None)), 0
 
 
 def sampled(
@@ -85,14 +102,16 @@ def sampled(
   Returns:
     A sample for each line of metrics in the second half of these seconds.
   """
-  first, samples = None, []
+  first, samples, outside = None, [], cpu_time.Others()
   for line in running.lines(stop):
     if not line["learner_steps"]:
       continue
     first = line["wall_seconds"] if first is None else first
     if line["wall_seconds"] - first >= seconds / 2:
-      cpu_seconds = cpu_seconds_of(running.pid)
-      samples.append(Sample(time.monotonic(), line, cpu_seconds))
+      cpu_seconds = cpu_time.of_tree(running.pid)
+      samples.append(
+        Sample(time.monotonic(), line, cpu_seconds, outside.seconds)
+      )
     if line["wall_seconds"] - first >= seconds:
       break
   running.end()
@@ -122,6 +141,43 @@ def cores_used(learner: int, samples: Sequence[Sample]) -> tuple[float, float]:
     for pid, cpu_seconds in end.cpu_seconds.items()
   }
   return used.pop(learner), sum(used.values())
+
+
+def outside_used(samples: Sequence[Sample]) -> float | None:
+  """Returns the mean number of cores that processes outside kept busy."""
+  start, *_, end = samples
+  if start.outside is None or end.outside is None:
+    return None
+  return (end.outside - start.outside) / (end.seconds - start.seconds)
+
+
+def with_outside(
+  figures: Sequence[Figure], cores: float | None
+) -> list[Figure]:
+  """Adds the cores that processes outside kept busy.
+
+  If there are too many, the ratios are left out.
+
+  Args:
+    figures: figures of a run and of its own work.
+    cores: number of these cores; None if unknown.
+  """
+  if cores is None:
+    return [*figures]
+  if cores > _MAX_OUTSIDE:
+    figures = [x for x in figures if x.figure not in _RATIOS]
+  return [*figures, Figure(_OUTSIDE, "cores", cores)]
+
+
+def why_no_ratios(figures: Sequence[Figure]) -> str:
+  """Returns the reason why ratios are left out; "" if they are not."""
+  for figure in figures:
+    if figure.figure == _OUTSIDE and figure.value > _MAX_OUTSIDE:
+      return (
+        f"no ratios, because processes outside kept {figure.value:.2f} cores"
+        f" busy, more than {_MAX_OUTSIDE}"
+      )
+  return ""
 
 
 def figures_of(
@@ -175,22 +231,3 @@ def figures_of(
     ratio = metrics["reply_seconds_p99"] / median
     figures.append(Figure("reply, p99 over median", "", ratio))
   return figures
-
-
-def cpu_seconds_of(root: int) -> dict[int, float]:
-  """Returns the CPU seconds of a process and its descendants, by process id."""
-  parents, seconds = {}, {}
-  for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
-    try:
-      # The process's name, in brackets, may contain spaces and brackets.
-      values = path.read_text().rpartition(")")[2].split()
-    except OSError:  # The process has ended.
-      continue
-    pid = int(path.parent.name)
-    parents[pid] = int(values[1])
-    ticks = int(values[11]) + int(values[12])
-    seconds[pid] = ticks / os.sysconf("SC_CLK_TCK")
-  tree = {root} & seconds.keys()
-  while children := {x for x in parents if parents[x] in tree} - tree:
-    tree |= children
-  return {x: seconds[x] for x in tree}

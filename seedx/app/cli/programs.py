@@ -17,8 +17,10 @@ from seedx.app import compiled, devices, roles, training
 from seedx.app.cli import command_line, configs, experiments
 from seedx.app.cli import presets as presets_lib
 from seedx.app.runs import checkpointer, run_dirs
+from seedx.launch import config as launch_config
 from seedx.launch import hosts, joining
 from seedx.launch import nodes as nodes_lib
+from seedx.metrics import cpu_time
 from seedx.on_cpu import allocator
 from seedx.runtime import process
 
@@ -221,6 +223,7 @@ def _train(
     devices.compute_on_own_threads()
   allocator.keep_freed_memory()
   compiled.keep(asked.files.compilation_cache)
+  others = cpu_time.Others()
   run = training.run(
     asked.run,
     asked.files,
@@ -231,11 +234,31 @@ def _train(
     started_seconds=seedx.STARTED_SECONDS,
   )
   try:
-    print(*_result(asked, run), sep="\n", flush=True)
+    lines = _result(asked, run)
+    if not others_join and _runs_here(asked.run):
+      lines += _used_by_others(others)
+    print(*lines, sep="\n", flush=True)
   except OSError:
     # stdout is a file on a full disk; the run itself has succeeded.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
   return run.status
+
+
+def _runs_here(config: Any) -> bool:
+  """Whether all processes of a run are descendants of this one."""
+  launching = getattr(config, "launching", launch_config.Config())
+  return bool(launching.launcher == "processes")
+
+
+def _used_by_others(others: cpu_time.Others) -> list[str]:
+  """Returns a line about the CPU time of other processes, if it is known."""
+  seconds, cores = others.seconds, others.cores
+  if seconds is None or cores is None:
+    return []
+  return [
+    f"other processes used {seconds:.0f} s of CPU time meanwhile"
+    f" ({cores:.2f} cores)"
+  ]
 
 
 def _result(asked: Asked, run: training.Run) -> list[str]:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import types as types_lib
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from experiments import (
   seed_ppo,
 )
 from seedx import envs
+from seedx.app import training
+from seedx.app.cli import programs as programs_lib
 from tests import programs
 
 own_signals = programs.own_signals
@@ -159,6 +162,39 @@ def test_a_run_that_does_not_begin_leaves_no_directory(
     programs.refused(a2c, words, capfd)
   assert list(tmp_path.iterdir()) == [mine]
   assert not list(mine.iterdir())
+
+
+@pytest.mark.parametrize(
+  ("program", "words", "printed"),
+  [
+    (ppo, [], True),
+    (seed_ppo, [], True),
+    # The run's actors may be other processes of this machine.
+    (seed_ppo, ["--role", "learner", "--address", "127.0.0.1:1"], False),
+    (seed_ppo, ["--launcher", "ray"], False),
+  ],
+)
+def test_the_last_line_is_the_cpu_time_of_processes_outside_the_run(
+  program, words, printed, monkeypatch, capsys, tmp_path
+):
+  line = {"episode_return": None, "episodes": 0, "learner_steps": 1}
+  ended = training.Run(tmp_path, {**line, "env_steps": 10**9})
+  outside = types_lib.SimpleNamespace(seconds=12.3, cores=0.41)
+  for where, name, value in (
+    (programs_lib.training, "run", lambda *_, **__: ended),
+    (programs_lib.cpu_time, "Others", lambda: outside),
+    (programs_lib.devices, "compute_on_own_threads", lambda: None),
+    (programs_lib.allocator, "keep_freed_memory", lambda: None),
+  ):
+    monkeypatch.setattr(where, name, value)
+  words = [*words, "--compilation-cache", "off"]
+  assert programs.main(program, words) == 0
+  *_, last = capsys.readouterr().out.splitlines()
+  text = "other processes used 12 s of CPU time meanwhile (0.41 cores)"
+  assert (last == text) == printed
+  outside.seconds = None  # Not on Linux.
+  assert programs.main(program, words) == 0
+  assert "CPU time" not in capsys.readouterr().out
 
 
 def test_a_transform_changes_what_the_agent_sees():
