@@ -27,9 +27,14 @@ sys.exit(rendering.main())
 def check_render(config: env_config.Config) -> None:
   """Renders a frame in another process, since some environments end theirs.
 
+  Environments of JAX functions cannot; the other process would lack JAX.
+
   Raises:
     types.ConfigError: rendering failed; the message has one line.
   """
+  if env_config.is_functional(config):
+    _render(config)
+    return
   program = _PROGRAM.format(path=[str(path) for path in sys.path])
   try:
     completed = subprocess.run(
@@ -60,16 +65,20 @@ def main() -> int:
   """Renders one frame, reading the config from stdin; returns a status."""
   config = pickle.load(sys.stdin.buffer)
   try:
-    with contextlib.closing(environment.make(config, 1, render=True)) as env:
-      env.reset()
-      env.recv()
-      env.render()
+    _render(config)
   except types.ConfigError as error:
     print(" ".join(str(error).split()), file=sys.stderr)
     return _REFUSED_STATUS
   except RuntimeError:
     return _DIED_STATUS  # The environment's process has printed the reason.
   return 0
+
+
+def _render(config: env_config.Config) -> None:
+  with contextlib.closing(environment.make(config, 1, render=True)) as env:
+    env.reset()
+    env.recv()
+    env.render()
 
 
 def _last_line(output: bytes) -> str:

@@ -969,6 +969,13 @@ def test_check_render_reports_the_reason_in_one_line(
   assert "\n" not in str(caught.value)
 
 
+def test_check_render_refuses_environments_of_jax_functions():
+  for name in ("seedx:CartPole-v1", "jax:seedx.envs.functional:CartPole"):
+    with pytest.raises(types.ConfigError) as caught:
+      rendering.check_render(envs.Config(name))
+    assert str(caught.value) == f"{name} cannot be rendered: it has no picture"
+
+
 def test_check_render_uses_the_render_method_of_physics(rendered_here):
   rendering.check_render(config_of("dm_with_physics"))
 
