@@ -17,18 +17,20 @@ class Config:
     folder: folder in which it makes a file, its mark, when it starts.
     status: exit status with which it fails at once; 0 for no failure.
     returns: whether it returns at once, and does not wait for the stop.
+    error: text of the error with exit status 2.
   """
 
   folder: str
   status: int = 0
   returns: bool = False
+  error: str = "called wrong"
 
 
 def run(config, stop):
   """Leaves a mark, then fails, returns, or waits for the stop."""
   pathlib.Path(config.folder, str(time.monotonic_ns())).touch()
   if config.status == 2:
-    raise types.ConfigError("called wrong")
+    raise types.ConfigError(config.error)
   if config.status:
     raise RuntimeError("environment 3 (seed 7) failed\n  Traceback\nNaN")
   if not config.returns:

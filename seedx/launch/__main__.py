@@ -77,8 +77,9 @@ def _exit_status(role: str) -> int:
     _main()
     return 0
   except (types.ConfigError, wire.WireError) as error:
-    print(f"error: {role}: {error}", file=sys.stderr)
-    _send_error(str(error))
+    text = str(error).strip() or type(error).__name__
+    print(f"error: {role}: {text}", file=sys.stderr)
+    _send_error(text)
     is_usage = getattr(error, "code", _USAGE_CODES[0]) in _USAGE_CODES
     return nodes.USAGE_STATUS if is_usage else 1
   except BaseException as error:

@@ -108,9 +108,19 @@ def test_an_instance_that_dies_is_restarted_and_can_always_be_ended(
   assert f"worker {child.pid} died with status -9" in capfd.readouterr().err
 
 
-def test_an_instance_with_a_wrong_config_ends_the_run(tmp_path):
-  processes = _start(tmp_path, status=2)
-  with pytest.raises(types.ConfigError, match="cannot do its work: called"):
+@pytest.mark.parametrize(
+  ("error", "reported"),
+  [
+    ("called wrong", "called wrong"),
+    ("", "ConfigError"),
+    ("\n", "ConfigError"),
+  ],
+)
+def test_an_instance_with_a_wrong_config_ends_the_run(
+  error, reported, tmp_path
+):
+  processes = _start(tmp_path, status=2, error=error)
+  with pytest.raises(types.ConfigError, match=f"do its work: {reported}$"):
     running.wait_until(processes.check)
   assert _marks(tmp_path) == 1
   processes.stop()
