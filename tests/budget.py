@@ -56,7 +56,9 @@ class Meter:
 
     if hasattr(self._config, "workerinput"):
       # Imported here, so that no test pays for the import.
-      import envpool  # noqa: F401
+      from seedx.envs import families
+
+      families.envpool()
     jax.monitoring.register_event_listener(self._listen)
     _share_compilations(self._cache, self._events)
     # Frequent garbage collections are useless: tracing makes few cycles, and

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from seedx import types
+from seedx.envs import families
 
 Transform = Callable[[types.Tree], types.Tree]
 
@@ -105,8 +106,8 @@ def games(config: Config) -> str:
   if is_functional(config):
     is_minatar = re.fullmatch(f"{SEEDX_PREFIX}.+-MinAtar", config.env)
     return "MinAtar" if is_minatar else ""
-  registration: Any = importlib.import_module("envpool.registration")
-  entry = registration.registry.specs.get(config.env, ("", "", {}))
+  registry = families.envpool().registration.registry
+  entry = registry.specs.get(config.env, ("", "", {}))
   return "Atari" if entry[1] == "AtariEnvSpec" else ""
 
 

@@ -1,7 +1,6 @@
 """The spec and the options of EnvPool environments."""
 
 import difflib
-import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from seedx import types
 from seedx.envs import config as env_config
-from seedx.envs import observations
+from seedx.envs import families, observations
 
 # Options of `envpool.make` that are no fields of a family's config.
 _MAKE_OPTIONS = (
@@ -45,15 +44,6 @@ _REFUSED_OPTIONS = {
 }
 
 
-def envpool() -> Any:
-  """Returns the module `envpool`, which the first call imports.
-
-  EnvPool imports JAX. Without it, the processes of users' environments start in
-  0.3 seconds instead of 3.
-  """
-  return importlib.import_module("envpool")
-
-
 def spec(config: env_config.Config) -> types.EnvironmentSpec:
   """See `envs.spec`."""
   pool_spec, _ = pool_spec_and_options(config)
@@ -69,7 +59,7 @@ def pool_spec_and_options(
     types.ConfigError: the environment or an option is unknown or refused.
   """
   env_id, options = config.env, config.env_options
-  if env_id not in envpool().list_all_envs():
+  if env_id not in families.envpool().list_all_envs():
     raise types.ConfigError(_unknown_env_message(env_id))
   for name in options:
     if name in _REFUSED_OPTIONS:
@@ -79,10 +69,10 @@ def pool_spec_and_options(
   if options:
     _check_options(env_id, options)
   resolved = dict(options)
-  pool_spec = call(env_id, envpool().make_spec, env_id, **resolved)
+  pool_spec = call(env_id, families.envpool().make_spec, env_id, **resolved)
   if "stack_num" in pool_spec.config._fields and "stack_num" not in options:
     resolved["stack_num"] = 1
-    pool_spec = call(env_id, envpool().make_spec, env_id, **resolved)
+    pool_spec = call(env_id, families.envpool().make_spec, env_id, **resolved)
   return pool_spec, resolved
 
 
@@ -92,7 +82,7 @@ def make_pool(env_id: str, **options: Any) -> Any:
   Raises:
     types.ConfigError: EnvPool refuses an option.
   """
-  make = envpool().make
+  make = families.envpool().make
   pool = call(env_id, make, env_id, env_type="gymnasium", **options)
   with warnings.catch_warnings():
     # The first access warns of EnvPool's float64 bounds.
@@ -193,7 +183,9 @@ def call(
 
 
 def _unknown_env_message(env_id: str) -> str:
-  by_lower_case = {name.lower(): name for name in envpool().list_all_envs()}
+  by_lower_case = {
+    name.lower(): name for name in families.envpool().list_all_envs()
+  }
   close = difflib.get_close_matches(env_id.lower(), by_lower_case, n=5)
   matches = [by_lower_case[name] for name in close]
   # Gym's names are longer: PongNoFrameskip-v4, ALE/Pong-v5.
@@ -212,7 +204,7 @@ def _unknown_env_message(env_id: str) -> str:
 def _check_options(env_id: str, options: Mapping[str, Any]) -> None:
   """Checks options' names, and integers: EnvPool would accept -1 steps."""
   variant = {key: options[key] for key in ("from_pixels",) if key in options}
-  config = call(env_id, envpool().make_spec, env_id, **variant).config
+  config = call(env_id, families.envpool().make_spec, env_id, **variant).config
   valid = {*config._fields, *_MAKE_OPTIONS}
   for name in options:
     if name not in valid:

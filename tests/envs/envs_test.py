@@ -4,12 +4,12 @@ import subprocess
 import sys
 
 import dm_env
-import envpool
 import numpy as np
 import pytest
 import tree
 
 from seedx import envs, types
+from seedx.envs import families
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
@@ -234,7 +234,8 @@ def test_images_have_their_channels_first(env_id, key, shape):
   environment = make(env_id, 1, seed=3)
   spec, image = environment.spec.observation, environment.recv()
   image = image.timestep.observation
-  pool = envpool.make(env_id, env_type="gymnasium", num_envs=1, seed=3)
+  make_pool = families.envpool().make
+  pool = make_pool(env_id, env_type="gymnasium", num_envs=1, seed=3)
   raw, _ = pool.reset()
   if key:
     raw, image, spec = raw[key], image[key], spec[key]
@@ -610,7 +611,7 @@ def test_the_error_for_a_missing_library_repeats_envpools_advice(monkeypatch):
   def fail(*args, **kwargs):
     raise ImportError("`apt install qtbase5-dev`")
 
-  monkeypatch.setattr(envpool, "make_spec", fail)
+  monkeypatch.setattr(families.envpool(), "make_spec", fail)
   with pytest.raises(types.ConfigError, match="apt install qtbase5-dev"):
     envs.spec(envs.Config("BigfishEasy-v0"))
 

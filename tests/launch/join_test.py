@@ -459,6 +459,8 @@ def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
   modules = [name for name in loaded if name.partition(".")[0] == "seedx"]
   assert {"seedx.join", "seedx.acting.thin_actor"} < {*modules}
   assert len(modules) <= _MAX_MODULES, modules
+  assert "envpool.classic_control" in loaded
+  assert not {"matplotlib", "envpool.jumanji"} & {*loaded}
 
 
 _MALFORMED_ADDRESSES = {

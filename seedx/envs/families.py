@@ -1,0 +1,110 @@
+"""EnvPool, imported without the code of the families that are not used.
+
+`import envpool` imports the package of each family of environments, but needs
+only its module `registration`, which adds the family's names to the registry.
+The packages load Matplotlib and all native libraries: a second and 160 MB in
+each process, which uses one family. Here the registrations run without their
+packages. All names can be made, and making one imports its package.
+"""
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import pathlib
+import re
+import sys
+import types as python_types
+from collections.abc import Iterator, Sequence
+from importlib import abc, machinery
+from typing import Any
+
+# EnvPool's module that imports all registrations.
+_ENTRY = "envpool.entry"
+_REGISTRATION = re.compile(r"envpool(\.\w+)+\.registration")
+
+
+def envpool() -> Any:
+  """Returns the module `envpool`, which the first call imports.
+
+  EnvPool imports JAX. Without it, the processes of users' environments start in
+  0.3 seconds instead of 3.
+  """
+  with _replaced_entry():
+    return importlib.import_module("envpool")
+
+
+@contextlib.contextmanager
+def _replaced_entry() -> Iterator[None]:
+  finder = _Finder()
+  sys.meta_path.insert(0, finder)
+  try:
+    yield
+  finally:
+    sys.meta_path.remove(finder)
+
+
+class _Finder(abc.MetaPathFinder):
+  """Replaces the module `envpool.entry` if it only imports registrations.
+
+  If another version of EnvPool has other code there, that code runs.
+  """
+
+  def find_spec(
+    self,
+    fullname: str,
+    path: Sequence[str] | None,
+    target: python_types.ModuleType | None = None,
+  ) -> machinery.ModuleSpec | None:
+    """Returns the spec of the replacement; None for all other modules."""
+    del target
+    if fullname != _ENTRY or not path:
+      return None
+    parent = pathlib.Path(path[0]).parent
+    try:
+      names = _imported((parent / "envpool" / "entry.py").read_text("utf-8"))
+    except (OSError, SyntaxError, ValueError):
+      return None
+    files = {
+      name: parent.joinpath(*name.split(".")).with_suffix(".py")
+      for name in names
+    }
+    if not all(file.is_file() for file in files.values()):
+      return None
+    return machinery.ModuleSpec(fullname, _Loader(files))
+
+
+class _Loader(abc.Loader):
+  """Runs registrations in place of `envpool.entry`."""
+
+  def __init__(self, files: dict[str, pathlib.Path]) -> None:
+    self._files = files
+
+  def exec_module(self, module: python_types.ModuleType) -> None:
+    """Runs each registration without importing the package that has it."""
+    for name, file in self._files.items():
+      spec = importlib.util.spec_from_file_location(name, file)
+      assert spec is not None and spec.loader is not None
+      registration = importlib.util.module_from_spec(spec)
+      # A later import, such as a user's, must not register the names again.
+      sys.modules[name] = registration
+      spec.loader.exec_module(registration)
+
+
+def _imported(source: str) -> list[str]:
+  """Returns the registrations that are imported, and raises otherwise.
+
+  Raises:
+    ValueError: the source has anything else than these imports.
+  """
+  statements = ast.parse(source).body
+  if ast.get_docstring(ast.Module(statements, [])) is not None:
+    statements = statements[1:]
+  names: list[str] = []
+  for statement in statements:
+    if not isinstance(statement, ast.Import):
+      raise ValueError(ast.unparse(statement))
+    names += [alias.name for alias in statement.names]
+  if unknown := [x for x in names if not _REGISTRATION.fullmatch(x)]:
+    raise ValueError(unknown)
+  return names
