@@ -13,6 +13,7 @@ import numpy as np
 
 from seedx import networks, types
 from seedx.agents import acting_step, base, normalizer, optimizers
+from seedx.on_cpu import random_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +139,8 @@ class Model:
     observation, _ = _without_mask(self.spec, inputs.timestep.observation)
     timestep = inputs.timestep._replace(observation=observation)
     params = self.network.init(
-      rng_key,
+      # The numbers are the same, and compile in a third of the time.
+      random_keys.unrolled(rng_key),
       inputs._replace(timestep=timestep),
       self.network.initial_core_state(1),
       action=inputs.action_tm1 if with_action else None,

@@ -112,3 +112,10 @@ def test_an_action_reaches_the_head(towers):
     rtol=1e-5,
     atol=1e-6,
   )
+
+
+def test_initial_parameters_are_drawn_without_a_loop():
+  """JAX's own key draws in loops, which take long to compile."""
+  q_model = model.Model.make(SPEC, CONFIG, networks.QHead(4))
+  program = jax.jit(q_model.init).lower(jax.random.key(0))
+  assert "while" not in program.as_text()
