@@ -212,7 +212,7 @@ class Policy:
     variables: model_lib.Variables,
     inputs: types.Inputs,
     core_state: types.Tree,
-  ) -> tuple[distributions.Distribution, types.Tree]:
+  ) -> "tuple[distributions.Distribution, types.Tree]":
     """Returns the distribution of actions `[1, B]`, and the next core state."""
     stream = jax.tree.map(lambda x: x[None], inputs)
     network = self.network_state(core_state)

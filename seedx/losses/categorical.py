@@ -6,9 +6,8 @@ import chex
 import dm_env
 import jax
 import jax.numpy as jnp
-import rlax
 
-from seedx.losses import streams
+from seedx.losses import late, streams
 from seedx.losses.q_learning import QLearningLoss
 
 
@@ -165,6 +164,7 @@ def categorical_q_learning(
   ends = n_step_bootstraps(step_type, reward, discount, n=n)
   best = jnp.argmax(q_values if double else target_q_values, axis=-1)
   chosen = target_logits[ends.step, best[ends.step]]
+  rlax = late.rlax()
   target = jax.vmap(rlax.categorical_l2_project, in_axes=(0, 0, None))(
     ends.reward[:, None] + ends.discount[:, None] * atoms,
     jax.nn.softmax(chosen),

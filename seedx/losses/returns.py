@@ -11,9 +11,8 @@ and the advantage is 0; see `streams.transitions`.
 """
 
 import jax
-import rlax
 
-from seedx.losses import streams
+from seedx.losses import late, streams
 
 
 def n_step_returns(
@@ -47,7 +46,7 @@ def n_step_returns(
   if n < 1:
     raise ValueError(f"expected n of at least 1, found {n}")
   steps = streams.transitions(step_type, reward, discount, values)
-  return rlax.n_step_bootstrapped_returns(
+  return late.rlax().n_step_bootstrapped_returns(
     steps.reward_t, steps.discount_t, values[1:], n
   )
 
@@ -79,7 +78,7 @@ def lambda_returns(
   [3.5, 6.0]
   """
   steps = streams.transitions(step_type, reward, discount, values)
-  return rlax.lambda_returns(
+  return late.rlax().lambda_returns(
     steps.reward_t, steps.discount_t, values[1:], 1.0 * lambda_
   )
 
@@ -112,6 +111,6 @@ def gae(
   [2.5, 2.0]
   """
   steps = streams.transitions(step_type, reward, discount, values)
-  return rlax.truncated_generalized_advantage_estimation(
+  return late.rlax().truncated_generalized_advantage_estimation(
     steps.reward_t, steps.discount_t, lambda_, values
   )

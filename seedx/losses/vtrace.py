@@ -3,9 +3,8 @@
 import chex
 import jax
 import jax.numpy as jnp
-import rlax
 
-from seedx.losses import streams
+from seedx.losses import late, streams
 
 # Rounding alone must not count a weight as clipped.
 _CLIPPED = 1.001
@@ -73,7 +72,7 @@ def vtrace(
   steps = streams.transitions(step_type, reward, discount, values)
   log_ratio = streams.log_ratio(log_prob, behaviour_log_prob)
   ratio = jnp.exp(log_ratio)
-  estimates = rlax.vtrace_td_error_and_advantage(
+  estimates = late.rlax().vtrace_td_error_and_advantage(
     v_tm1=values[:-1],
     v_t=values[1:],
     r_t=steps.reward_t,

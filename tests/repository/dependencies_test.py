@@ -16,8 +16,10 @@ from tests import programs
 # Modules that only one file imports, so that they load late.
 _LATE = {
   "PIL": {"seedx/app/videos.py"},
+  "distrax": {"seedx/distributions.py"},
   "matplotlib": {"seedx/app/drawing.py"},
   "rich": {"seedx/metrics/status.py"},
+  "rlax": {"seedx/losses/late.py"},
   "scipy": {"seedx/app/runs/statistics.py"},
   "tensorboardX": {"seedx/metrics/events.py"},
 }
@@ -127,19 +129,30 @@ def test_late_modules_are_imported_in_one_file():
 
 
 def test_late_modules_are_not_loaded_before_they_are_used():
+  """Neither a run's command line, nor an agent, nor EnvPool loads them."""
   script = f"""
 import sys
 import flax.linen  # Imports Rich.
 loaded = set(sys.modules)
+import jax
 import seedx.app, seedx.app.training, seedx.app.plot, seedx.app.evaluate
 import seedx.__main__, seedx.join, seedx.acting.thin_actor
-print(*(set(sys.modules) - loaded).intersection({[*_LATE]}))
+from experiments import apex_dqn, ppo
+from seedx import envs
+from seedx.app.cli import programs
+for experiment in (apex_dqn, ppo):
+  asked, _ = programs.read(experiment.EXPERIMENT, [], experiment.__name__)
+  agent = asked.run.agent.make(envs.spec(asked.run.env))
+  jax.eval_shape(agent.init, jax.random.key(0))
+assert "envpool.classic_control" in sys.modules
+late = {{"tensorflow_probability", "envpool.jumanji", *{[*_LATE]}}}
+print(*late.intersection(set(sys.modules) - loaded))
 """
   done = subprocess.run(
     [sys.executable, "-c", script],
     cwd=programs.ROOT,
     capture_output=True,
     text=True,
-    check=True,
   )
+  assert done.returncode == 0, done.stderr
   assert not done.stdout.split()
