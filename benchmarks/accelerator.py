@@ -2,13 +2,13 @@
 
   python -m benchmarks.accelerator --minutes 10 --output-dir accelerator
 
-The program learns Atari's Pong for three minutes. Then it measures the rates of
-other pipelines on Pong, of CartPole with 2^13 environments, and of `anakin_ppo`
-with 2^11 to 2^15 environments; acting and learning alone on the accelerator;
-and EnvPool alone on the CPU's cores. Each measurement has a process of its own
-and a time limit, so that the others do not depend on it. `table.md` in the
-output directory is rewritten after each of them. `benchmarks/accelerator.sh`
-also installs seedx.
+The program trains on Atari's Pong for three minutes. Then it measures other
+pipelines on Pong; CartPole with 2^13 environments; `anakin_ppo` with 2^11 to
+2^15 environments; acting and learning, each alone on the accelerator; and
+EnvPool alone on the CPU's cores. Each run and each of these parts has a process
+of its own and a time limit, so that a failure does not affect the others. After
+each row, the program rewrites `table.md` in the output directory.
+`benchmarks/accelerator.sh` also installs seedx.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _SEED = (
   " --unroll-length 32 --batch-size 32 --learning-rate 8e-4"
 )
 _CARTPOLE = "--env seedx:CartPole-v1"
-# Runs, and the seconds of each after its first update.
+# The first runs, and the seconds of each after its first update.
 RUNS = (
   (_SEED, 190),
   (f"impala {_PONG} --envs-per-actor 16 --batch-size 32", 15),
@@ -59,7 +59,7 @@ MORE_RUNS = (
   (f"{_SEED} --image-torso impala --compute-dtype bfloat16", 15),
   (f"{_SEED} --compute-dtype bfloat16", 15),
 )
-# Options of acting and learning alone, and rows of a batch of inference.
+# For acting and learning alone: options, and rows of a batch of inference.
 _ALONE = (
   ("", 128),
   ("", 1024),
@@ -68,11 +68,11 @@ _ALONE = (
 )
 # Maximum seconds until a run's first update.
 _PATIENCE = 100.0
-# Maximum seconds of a part alone.
+# Maximum seconds of each process that measures one of `_PARTS`.
 _PART = 90.0
 # Seconds that must remain to begin a measurement.
 _MINIMUM = 45.0
-# Returns in Pong for which the table has the time at which they were reached.
+# The table has the times at which a run on Pong first reached these returns.
 _GOALS = (-15, 0, 15, 18, 20)
 
 
@@ -107,7 +107,7 @@ class Row:
 
 
 class Busy:
-  """Samples of whether an NVIDIA GPU computes."""
+  """Samples of the utilization of an NVIDIA GPU."""
 
   def __init__(self) -> None:
     """Starts to sample five times a second if there is an NVIDIA GPU."""
@@ -123,7 +123,7 @@ class Busy:
       threading.Thread(target=self._read, daemon=True).start()
 
   def share(self, start_seconds: float, end_seconds: float) -> float | None:
-    """Returns the mean of a `time.monotonic` interval; None without a GPU."""
+    """Returns the mean between two monotonic times, 0 to 1; None if unknown."""
     shares = [
       share
       for seconds, share in list(self._samples)
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--only",
     default="",
-    help="comma-separated texts; measure only what contains one of them",
+    help="comma-separated texts; measure only runs and parts that contain one",
   )
   parser.add_argument("--part", help=argparse.SUPPRESS)
   options = parser.parse_args(argv)
@@ -197,7 +197,7 @@ class _Session:
     return self._failed
 
   def _keep(self, name: str, rows: Iterable[Row]) -> None:
-    """Measures and writes rows, if `--only` has them and there is time."""
+    """Measures and writes rows, if `--only` selects them and time is left."""
     if self._only and not any(x in name for x in self._only):
       return
     now = time.monotonic()
@@ -210,7 +210,7 @@ class _Session:
       for row in rows:
         self._rows.append(row)
         self._write()
-    except Exception as error:  # The others can still be measured.
+    except Exception as error:  # Other rows can still be measured.
       self._failed += 1
       print(f"FAILED: {error}", file=sys.stderr, flush=True)
 
@@ -238,7 +238,7 @@ class _Session:
       raise RuntimeError(f"{part!r} ended with status {process.returncode}")
 
   def _run(self, words: str, seconds: float) -> Iterator[Row]:
-    """Measures a run in the second half of its seconds after an update."""
+    """Measures a run in the second half of `seconds` after its first update."""
     trial = trials.Trial(
       f"{len(self._rows)}-{self._failed}", work.words_of(words, "")
     )
@@ -271,7 +271,7 @@ def _rate(samples: Sequence[runs.Sample]) -> float:
 
 
 def _note(lines: Sequence[Mapping[str, Any]], goals: Sequence[float]) -> str:
-  """Describes medians of some metrics, and when each return was reached."""
+  """Returns medians of some metrics, and the times of each goal, as text."""
   last = lines[-1]
   first = next(x for x in lines if x["learner_steps"])
   notes = [
@@ -351,7 +351,7 @@ def _timed(
 ) -> tuple[str, float]:
   """Returns a note on the time of a call, and the seconds of a call."""
   first = time.monotonic()
-  for _ in range(5):  # The first two may compile.
+  for _ in range(5):  # The first two calls may compile.
     call()
   finish()
   start, start_cpu, calls = time.monotonic(), time.process_time(), 0

@@ -5,10 +5,10 @@
   python -m benchmarks.components --products "impala,ppo --hidden-sizes 64"
 
 The messages are those of thin actors: rows of CartPole, and of Atari's Pong
-with four frames. A server in a process of its own replies with actions.
+with four stacked frames. A server in a process of its own replies with actions.
 `--streams` measures many clients that send at the same time. `--products`
-measures the share of learning that its matrix products would take at the speed
-of a large product.
+measures the share of learning's CPU time that its matrix products would need at
+the speed of one large product.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from seedx.app.studies import trials
 from seedx.on_cpu import random_keys
 from seedx.wire import server as server_lib
 
-# Environments of the messages, and rows of a message.
+# For each kind of message: its environment, and its number of rows.
 _MESSAGES = (
   (envs.Config("CartPole-v1"), 1024),
   (envs.Config("Pong-v5", {"stack_num": 4}), 64),
@@ -92,8 +92,8 @@ def wire_alone(seconds: float) -> Costs:
   """Measures messages of thin actors for some seconds in total.
 
   Returns:
-    CPU seconds to encode and decode a message, and seconds until a reply, as
-    the median and the 99th percentile.
+    CPU seconds to encode and decode a message; and the median and the 99th
+    percentile of the seconds until a reply.
   """
   costs: Costs = {}
   for env, num_rows in _MESSAGES:
@@ -159,7 +159,7 @@ def replay_alone(seconds: float) -> Costs:
   return {(name, figure): cost for figure, cost in costs.items()}
 
 
-# Enough calls for a median without the first calls, which compile.
+# Enough calls that the first ones, which compile, do not change a median.
 _MINIMUM_CALLS = 20
 
 
@@ -201,7 +201,7 @@ def _coded(layout: wire.Layout, rows: types.Rows) -> types.Tree:
 
 
 def _times(call: Callable[[], Any], seconds: float) -> list[float]:
-  """Returns the seconds of each call for some seconds, except the first."""
+  """Repeats a call for some seconds; returns the times of all but the first."""
   call()
   times: list[float] = []
   end_seconds = time.monotonic() + seconds
