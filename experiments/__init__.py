@@ -5,8 +5,8 @@ import sys
 
 from seedx import output, signals
 
-# With `python -m experiments.NAME`, this runs before JAX is imported, which
-# takes seconds.
+# With `python -m experiments.NAME`, this code runs before the import of JAX,
+# which takes seconds.
 _option, _module = (*sys.orig_argv[1:3], "", "")[:2]
 _package, _, _name = _module.rpartition(".")
 if (_option, _package) == ("-m", __name__):

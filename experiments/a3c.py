@@ -3,7 +3,7 @@
   python -m experiments.a3c --env CartPole-v1
   python -m experiments.a3c --env CartPole-v1 --agent dqn
 
-The second line is asynchronous n-step Q-learning. Defaults depend on the
+The second line trains asynchronous n-step Q-learning. Defaults depend on the
 environment: `--env Acrobot-v1 --help` shows them.
 """
 
@@ -34,7 +34,8 @@ EXPERIMENT = app.Experiment(
   # DQN does not correct n-step returns for actions of an older policy, so
   # unrolls are short and updates frequent.
   by_agent={"dqn": app.preset(envs_per_worker=4, unroll_length=5)},
-  continuous=app.preset(total_steps=2_000_000),  # Pendulum-v1, seed 2: -190.
+  # Return in Pendulum-v1 with seed 2: -190.
+  continuous=app.preset(total_steps=2_000_000),
   # Close to Mnih et al. 2016, with fewer workers.
   images=app.preset(
     measured=False,

@@ -29,7 +29,7 @@ EXPERIMENT = app.Experiment(
   ),
   images=app.preset(games="MinAtar", total_steps=10_000_000, unroll_length=128),
   agents={"ppo": _PPO, "a2c": a2c.Config(), "vtrace": vtrace.Config()},
-  # This applies to continuous actions, too.
+  # PPO's own values for continuous actions differ, so these are set again.
   by_agent={"ppo": app.preset(epochs=4, minibatches=4)},
 )
 

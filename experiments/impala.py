@@ -2,8 +2,8 @@
 
   python -m experiments.impala --env CartPole-v1
 
-It starts its own actors. On several machines, add the options for TLS and a
-token that `seedx certificates --help` shows to each of:
+It starts its own actors. On several machines, run these commands instead, each
+with the options for TLS and a token that `seedx certificates --help` shows:
 
   python -m experiments.impala --role learner --address 0.0.0.0:8470
   python -m seedx.join learner-host:8470
@@ -33,8 +33,9 @@ EXPERIMENT = app.Experiment(
   },
   # PPO divides batches into minibatches itself.
   by_agent={"ppo": app.preset(micro_batches=1)},
-  continuous=app.preset(),  # Pendulum-v1, 2M, seed 0: -237.
-  # The preset of `seed_vtrace`.
+  # Return in Pendulum-v1 after 2M env steps with seed 0: -237.
+  continuous=app.preset(),
+  # The values of `seed_vtrace`.
   images=app.preset(
     measured=False,
     total_steps=10_000_000,

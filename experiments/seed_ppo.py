@@ -21,7 +21,8 @@ EXPERIMENT = app.Experiment(
     actors=thin_actor.Config(envs_per_actor=32),
     learner=learner.InboxConfig(unroll_length=32),
   ),
-  # The preset of `ppo` with two actors; Pendulum-v1, 1M steps, seed 0: -148.
+  # As many env steps per update as in `ppo`, from two actors. Return in
+  # Pendulum-v1 after 1M env steps with seed 0: -148.
   continuous=app.preset(envs_per_actor=8, unroll_length=128, batch_size=16),
   images=app.preset(
     measured=False,

@@ -12,9 +12,9 @@ The picture shows returns and the Q-value discrepancy of Kapturowski et al.
     |q(replayed) - q(true)|_2 / max |q(replayed)|
 
 where q(true) is computed from the start of the episode, and the maximum is over
-the actions and steps of the sequence. It is measured with the final parameters
-of a run on all sequences in its replay, up to the end of the episode in which a
-sequence began. The stored states come from parameters of any age.
+the actions and steps of the sequence. The measurement uses the final parameters
+of a run and all sequences in its replay, each up to the end of the episode in
+which it began. Parameters of any age have made the stored states.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from seedx.app.runs import checkpointer
 from seedx.learning import learner
 from seedx.pipelines import sync
 
-# Whether sequences begin with the stored state, and their burn-in.
+# Whether sequences begin with the stored state, and the length of the burn-in.
 _ARMS = {
   "stored state, burn-in 20": (True, 20),
   "stored state": (True, 0),
@@ -60,7 +60,7 @@ class Options:
   Attributes:
     run_dir: directory of the runs, and of `stored_state.png`.
     total_steps: number of env steps in each run.
-    seeds: number of runs of each kind; their seeds count from 0.
+    seeds: number of runs of each kind, with seeds 0, 1, 2 and so on.
   """
 
   run_dir: str = "runs/stored_state"
@@ -136,9 +136,9 @@ def discrepancy(
 ) -> np.ndarray:
   """Returns the mean Q-value discrepancy of each step of a sequence, `[L]`.
 
-  Unrolls are `[L, num_envs * K, ...]`, K of each environment, the oldest first.
-  One starts every `period` steps. Sequences begin with a `stored_state`, or
-  with zeros. The agent's extras have Q-values `[B, A]`.
+  `unrolls` has K unrolls of each environment, `[L, num_envs * K, ...]`, oldest
+  first; one starts every `period` steps. A sequence begins with its core state
+  if `stored_state`, otherwise with zeros. `extras.outputs` are the Q-values.
   """
   greedy = agent.greedy
   assert greedy is not None
