@@ -1,9 +1,9 @@
 """Training programs, and tools for the runs that they leave.
 
-`Experiment`, `preset` and `main` make a training program; `train` and `load`
-do the same in a script or a notebook. Each name is imported when it is first
-used (`__init__.pyi` has their types), so that defining an experiment does not
-import the code that trains, nor plotting JAX.
+`Experiment`, `preset` and `main` make a training program. Scripts and notebooks
+call `train`, and `load` a policy. Each name is imported when it is first used
+(`__init__.pyi` has the types), so that defining an experiment does not import
+the code that trains, and plotting does not import JAX.
 """
 
 import importlib

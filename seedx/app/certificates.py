@@ -10,9 +10,9 @@ This writes four files to DIR. Processes that listen, such as the learner, need
     --token-file DIR/token
   seedx join learner-host:8470 --tls-ca DIR/ca.pem --token-file DIR/token
 
-With `--tls-ca` as well, a process that listens accepts only clients that have
-the certificate, too. The authority's key is not kept: for other hosts, make all
-files again. Needs the program openssl, version 3.
+If a process that listens gets `--tls-ca`, too, it accepts only clients that
+have a certificate. The authority's key is not kept: for other hosts, make all
+files again. This needs the program openssl, version 3.
 """
 
 import dataclasses

@@ -32,15 +32,15 @@ def keep(parent: str = "", root: pathlib.Path = pathlib.Path("/")) -> None:
 
   Compiled programs are code, so the directory must be one that only this user
   (and root) may write. It has a folder for each version of jaxlib and kind of
-  CPU, because unlike machines may share a home directory. The programs used
+  CPU, because different machines may share a home directory. The programs used
   longest ago are removed if a folder has more than 1 GiB. If JAX's own settings
   name a directory or turn the cache off, they apply.
 
   If the default directory cannot be used, one line on stderr has the reason.
 
   Args:
-    parent: directory of the folders; seedx's in the user's cache directory if
-      empty; `OFF` for none.
+    parent: directory of the folders; if empty, seedx/compiled in the user's
+      cache directory; `OFF` to keep nothing.
     root: root of the file system, which has proc/cpuinfo.
 
   Raises:
@@ -97,9 +97,9 @@ def _kind(root: pathlib.Path) -> str:
 def _check(directory: pathlib.Path, is_sticky_safe: bool) -> None:
   """Raises PermissionError if another user may write this directory.
 
-  If `is_sticky_safe`, a sticky directory such as /tmp may be shared, because
-  only its owner can replace an entry. The folder of programs itself may not:
-  others could add programs to it.
+  `is_sticky_safe` allows a sticky directory such as /tmp, which others may
+  write, because only the owner of an entry can replace it. It is False for the
+  folder of programs, to which others could add some.
   """
   status = os.lstat(directory)
   user = os.getuid()
@@ -115,7 +115,7 @@ def _check(directory: pathlib.Path, is_sticky_safe: bool) -> None:
 
 
 def _is_private(group: int) -> bool:
-  """Returns whether a group has only this user, as Linux makes them."""
+  """Returns whether a group has only this user, as users' groups in Linux."""
   try:
     name, entry = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group)
   except KeyError:

@@ -10,7 +10,7 @@ import jax
 
 from seedx import types
 
-# Devices, the files by which Linux shows them, and the extra for JAX.
+# Devices, files that exist if Linux has found them, and their extras of seedx.
 _SIGNS = (
   ("an NVIDIA GPU", "proc/driver/nvidia/version", "cuda13"),
   ("a TPU", "dev/accel0", "tpu"),
@@ -45,8 +45,8 @@ def unused(root: pathlib.Path = pathlib.Path("/")) -> str:
 def compute_on_own_threads() -> None:
   """Makes each thread compute by itself on CPU, without waking up another.
 
-  This helps programs whose threads act, learn or serve at the same time. The
-  setting affects the whole program, so only programs make it, not the library.
+  This helps programs whose threads act, learn or serve at the same time. It
+  affects the whole process, so only programs call it, not the library.
   """
   jax.config.update("jax_cpu_enable_async_dispatch", False)
 

@@ -15,7 +15,7 @@ from seedx import files
 from seedx.app.runs import statistics
 
 # Okabe and Ito's colours, distinct for colour-blind readers; dashes and markers
-# are also distinct in grey. With 7, 6 and 5 of them, 210 groups look unique.
+# are distinct in grey, too. 7 colours, 6 dashes and 5 markers give 210 looks.
 _COLOURS = (
   "#0072B2",
   "#D55E00",
@@ -62,8 +62,8 @@ def draw_curves(
   """Draws the interquartile mean and interval of groups of curves.
 
   Args:
-    panels: curves, each `[points, 2]`, by environment, x and label of a group.
-      All environments have the same x.
+    panels: curves, each `[points, 2]`, by environment, key of the x axis and
+      label of a group. All environments have the same keys.
     path: image file; its suffix sets the format.
     seeds: number of runs of each label, including those without a curve.
     name: name of the vertical axis.
@@ -102,7 +102,7 @@ def draw_scores(
   """Draws each group's scores, pooled over all environments.
 
   Args:
-    scores: scores of a group's runs in each environment, by label of the group.
+    scores: arrays of the runs' scores in each environment, by label of a group.
     path: image file; its suffix sets the format.
 
   Raises:
@@ -246,7 +246,7 @@ def _set_axes(axes: Any, low: float, high: float, logarithmic: bool) -> None:
 
 
 def _short(value: float, position: int | None = None) -> str:
-  """Formats a tick as 0.5, 250 or 1.5k, where EngFormatter prints 500m."""
+  """Formats a tick as 0.5, 250 or 1.5k; EngFormatter prints 0.5 as 500m."""
   del position  # Matplotlib passes it.
   for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
     if abs(value) >= size:

@@ -1,4 +1,4 @@
-"""A learner on a machine of a cluster; on another one if that dies."""
+"""A learner on a machine of a cluster, or on another if that machine dies."""
 
 import functools
 import pathlib
@@ -59,7 +59,7 @@ def _run_there(
   stop: threading.Event,
   ending: signals.Ending,
 ) -> T:
-  """Trains on this machine, or continues what another has begun."""
+  """Trains on this machine, or continues a run that another machine began."""
   host = socket.gethostname()
   if not run_dir.is_dir():
     raise types.ConfigError(
@@ -81,7 +81,7 @@ def _run_there(
 
 
 def _wait_until_left(run_dir: pathlib.Path, stop: threading.Event) -> None:
-  """Waits for other learners; raises types.ConfigError if one stays."""
+  """Waits for another learner to end; types.ConfigError if it does not."""
   deadline = time.monotonic() + _LEFT_SECONDS
   while True:
     try:

@@ -82,7 +82,7 @@ def export(
   dict of `observation`, `reward`, `discount` and `step_type` (0 FIRST, 1 MID,
   2 LAST, as in dm_env), each `[B, ...]`. `memory` is a list of `[B, ...]`:
   zeros at the first step, and then the memory that the last call returned. Rows
-  whose `step_type` is FIRST ignore it.
+  whose `step_type` is FIRST ignore their memory.
 
   Returns:
     The function; and a JSON object with the shapes and dtypes of its inputs and

@@ -77,7 +77,7 @@ def draw(
   """Plots the interquartile mean and interval of groups of runs.
 
   Args:
-    panels: groups of each environment. A label has the same look in all.
+    panels: groups of each environment. A label looks the same in all panels.
     path: image file; its suffix sets the format.
     metric: name of the metric to plot.
     x: keys of the horizontal axes.
@@ -114,7 +114,7 @@ def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
 def curve(
   lines: Sequence[Mapping[str, Any]], key: str, metric: str = "episode_return"
 ) -> np.ndarray:
-  """Returns a metric of a run against the values at `key`, `[points, 2]`."""
+  """Returns the values of a run at `key` and of a metric, `[points, 2]`."""
   points = [
     (line[key], line[metric])
     for line in lines
@@ -169,7 +169,7 @@ def _ended_early(labelled: Sequence[tuple[run_dirs.Run, str]]) -> list[str]:
     ends[key] = max(ends.get(key, 0), run.lines[-1]["env_steps"])
   return [
     f"seed {run.seed} of {label} ended after {steps:,} of {end:,} env steps;"
-    " means are drawn until the first end"
+    " the mean is drawn until the shortest run's end"
     for run, label in labelled
     if (steps := run.lines[-1]["env_steps"])
     < _EARLY * (end := ends[run.env, label])

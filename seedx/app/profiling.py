@@ -9,7 +9,7 @@ from seedx import files, metrics
 
 
 class Trace:
-  """A sink that records a trace, from the second line after an update on.
+  """A sink that records a trace, from the second line of metrics with updates.
 
   JAX's profiler writes it to `RUN_DIR/profile/plugins/profile/TIME/`. XProf
   opens `RUN_DIR/profile` (`pip install xprof`, `xprof RUN_DIR/profile`);
@@ -25,7 +25,7 @@ class Trace:
     Args:
       run_dir: directory of the run; the trace goes to `profile` in it, or, if
         that exists, to `profile-2` and so on.
-      seconds: seconds to record; the first line of metrics after that ends it.
+      seconds: seconds to record; the next line of metrics then ends the trace.
     """
     self._run_dir = run_dir
     self._seconds = seconds

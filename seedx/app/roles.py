@@ -15,7 +15,7 @@ from seedx.runtime import process
 def experiment_of(
   welcome: joining.Welcome, address: str
 ) -> experiments.Experiment[process.Config]:
-  """Returns the experiment that a learner runs, one that comes with seedx.
+  """Returns the experiment that a learner runs, if it comes with seedx.
 
   Raises:
     types.ConfigError: it does not come with seedx.

@@ -27,7 +27,7 @@ from seedx.runtime import counters, hangs, process, running
 from seedx.runtime import hosts as hosts_lib
 from seedx.runtime import wall_clock as wall_clock_lib
 
-# A user's logger may have to reach a server for its last lines.
+# A user's logger may have to send its last lines to a server.
 _LOGGER_SECONDS = 60.0
 _ALONE = hosts_lib.Config()
 _NO_REPLAYS = (
@@ -38,7 +38,7 @@ _NO_REPLAYS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(checkpointer.Config, evaluations.Config):
-  """A run's directory, and when it is logged, saved, evaluated and ended.
+  """A run's directory, and when the run is logged, saved, evaluated and ended.
 
   Attributes:
     run_dir: directory for the run's files; runs/<experiment>/<time> if empty.
@@ -91,7 +91,7 @@ class Run:
   Attributes:
     run_dir: directory with `config.json`, `metrics.jsonl`, `checkpoints/`,
       TensorBoard events and `learning_curve.png`. Only learner host 0 writes
-      it; other hosts have here what their options name.
+      it; on other hosts, this is the path in their options.
     metrics: the last line of metrics.
     evaluation: summary of the last evaluation; empty if there was none.
     restarts: number of processes that died and were started again.
@@ -174,7 +174,7 @@ def run(
 
   Args:
     config: config of the pipeline.
-    files: the run's directory, and how often it is saved and evaluated.
+    files: the run's directory, and how often the run is saved and evaluated.
     asked: the config to record in `config.json`; `config` if None.
     experiment: name of the experiment; None for a script.
     presets: one line for each preset that changed settings.
@@ -203,7 +203,7 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-  """The arguments of `run`, and what follows from them."""
+  """The arguments of `run`, and values that follow from them."""
 
   config: process.Config
   files: Config
@@ -232,7 +232,7 @@ def _on_cluster(
     )
   resumes = bool(work.files.resume)
   with _open(work.files, work.record) as run_dir:
-    pass  # Makes and checks it; the learner locks it again where it runs.
+    pass  # `_open` makes and checks it; the learner locks it where it runs.
   there = functools.partial(_run_there, work)
   return elsewhere.run(there, launching, run_dir, resumes, stop, ending)
 
@@ -326,7 +326,7 @@ def _share_state(trainer: process.Process, learners: hosts_lib.Hosts) -> None:
     trainer.restore(
       lambda shapes: checkpoint.like(arrays, shapes, "the state of host 0")
     )
-    # Host 0's time includes that since its own start.
+    # Host 0's time includes this start, so this host's own begins again.
     trainer.acted.wall_clock.restart()
 
 
@@ -344,8 +344,8 @@ def _lead(
     _sockets(config, work.others_join, watch) as sockets,
   ):
     loggers = [*_loggers(files, config, run_dir), *work.sinks]
-    # The processes' imports take seconds, on other CPU cores, so they start
-    # first.
+    # The other processes start first, because their imports take seconds, on
+    # other CPU cores.
     config, nodes, processes = _launched(config, sockets)
     watch.leaving.append(processes.stop)
     try:
@@ -503,7 +503,7 @@ def _roles(
   nodes: Sequence[nodes_lib.Node],
   addresses: Mapping[str, admission.Addresses],
 ) -> admission.Roles:
-  """Returns what processes that join the run receive."""
+  """Returns the roles and options for processes that join the run."""
   names = {*configs.settings(config), "agent"}
   options = {k: v for k, v in record.options.items() if k in names}
   return admission.Roles(nodes, record.experiment or "", options, addresses)
@@ -589,7 +589,7 @@ def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
     run_dir = run_dirs.new("", record.name)
   with run_dirs.claimed(run_dir):
     if not files.resume:
-      _check_free(run_dir)  # Another run may just have ended.
+      _check_free(run_dir)  # Another run may have begun and ended meanwhile.
     try:
       yield run_dir
     except types.ConfigError:
@@ -604,7 +604,7 @@ def _check_free(run_dir: str | os.PathLike[str]) -> None:
   folder = files_lib.Folder(run_dir)
   if folder.has(run_dirs.CONFIG):
     saved = checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
-    # A run that failed early has none.
+    # A run that failed early has no checkpoint.
     remedy = "continue it with --resume" if saved else "remove it"
     raise types.ConfigError(
       f"--run-dir {str(run_dir)!r} already has a run; {remedy}, or choose"

@@ -1,1 +1,1 @@
-"""Measurement of a run against the cost of its own work; see `main`."""
+"""Comparison of a run's speed with the cost of its own work; see `main`."""

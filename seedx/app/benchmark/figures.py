@@ -90,7 +90,7 @@ def machine() -> dict[str, Any]:
 
 
 def _devices() -> list[str]:
-  """Describes the used and the unused devices, in a process that frees them."""
+  """Describes used and unused devices, in a process whose end frees them."""
   program = "from seedx.app import devices as x;"
   program += " print(x.described(), x.unused(), sep='\\n')"
   process = subprocess.run(

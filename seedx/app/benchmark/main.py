@@ -3,13 +3,13 @@
   seedx benchmark --quick
   seedx benchmark --experiments "seed_vtrace,impala,apex_dqn --hidden-sizes 64"
 
-The benchmark measures environments, acting and learning, each alone. Their cost
-bounds the env steps per second on this machine's cores. Then it measures a run
-of the experiment, with the CPU time of its processes. It repeats all of this
-several times, and reports medians: a table, and a file with one JSON line per
-figure. Ratios are left out of repetitions in which processes outside kept more
-than 0.1 cores busy. To measure how a pipeline scales, name an experiment
-several times, with different options:
+The benchmark measures environments, acting and learning, each alone. Their
+costs bound the env steps per second on this machine's cores. Then it measures a
+run of the experiment, with the CPU time of the run's processes. It repeats all
+of this several times, and reports medians: a table, and a file with one JSON
+line per figure. A repetition has no ratios if processes outside the benchmark
+kept more than 0.1 cores busy. To measure how a pipeline scales, name an
+experiment several times, with different options:
 
   seedx benchmark --experiments "impala --num-actors 1,impala --num-actors 4"
   seedx benchmark --experiments "impala,impala --learner-devices 0,1"

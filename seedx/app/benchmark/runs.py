@@ -16,8 +16,8 @@ from seedx.metrics import cpu_time
 
 # Time to measure each part alone, as a share of the time of a run.
 _PART = 0.25
-# The cores that processes outside the benchmark keep busy; above this number, a
-# run cannot be compared with a bound, and these figures are left out.
+# A figure and its limit: if processes outside the benchmark keep more cores
+# busy, a run cannot be compared with a bound, and `_RATIOS` are left out.
 _OUTSIDE, _MAX_OUTSIDE = "outside processes", 0.1
 _RATIOS = (
   "run over bound",
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
   """A line of metrics, and the CPU time of the run so far.
 
   Attributes:
-    seconds: time at which the line was read.
+    seconds: `time.monotonic` at which the line was read.
     line: line of metrics.
     cpu_seconds: CPU seconds of each process of the run, by process id.
     outside: CPU seconds of processes outside the benchmark, since a fixed
@@ -119,7 +119,7 @@ def sampled(
 
 
 def cores_used(learner: int, samples: Sequence[Sample]) -> tuple[float, float]:
-  """Returns the mean number of busy cores: the learner's, and all others'.
+  """Returns the mean numbers of cores that the learner and others kept busy.
 
   Args:
     learner: id of the learner's process.
@@ -144,7 +144,7 @@ def cores_used(learner: int, samples: Sequence[Sample]) -> tuple[float, float]:
 
 
 def outside_used(samples: Sequence[Sample]) -> float | None:
-  """Returns the mean number of cores that processes outside kept busy."""
+  """Returns the mean number of cores that outside processes kept busy."""
   start, *_, end = samples
   if start.outside is None or end.outside is None:
     return None
@@ -154,13 +154,11 @@ def outside_used(samples: Sequence[Sample]) -> float | None:
 def with_outside(
   figures: Sequence[Figure], cores: float | None
 ) -> list[Figure]:
-  """Adds the cores that processes outside kept busy.
-
-  If there are too many, the ratios are left out.
+  """Adds the cores that outside processes kept busy; if too many, drops ratios.
 
   Args:
     figures: figures of a run and of its own work.
-    cores: number of these cores; None if unknown.
+    cores: number of cores that outside processes kept busy; None if unknown.
   """
   if cores is None:
     return [*figures]

@@ -36,7 +36,7 @@ from seedx.runtime import process
 _Workers = a3c.Config | gorila.Config
 Config = seed.Config | impala.Config | sync.Config | _Workers
 
-# Too many for a run to end by itself.
+# More env steps than a run makes until the benchmark ends it.
 _TOTAL_STEPS = 10**10
 _ENVIRONMENTS, _ACTING, _LEARNING = "environments", "acting", "learning"
 # The first calls, which may compile, are not measured.
@@ -54,10 +54,10 @@ class Sizes:
     period: T, the number of new env steps of each environment in an unroll.
     unrolls: number of unrolls of an update.
     slots: number of slots of one unroll store.
-    rows: number of environments to act for at a time.
+    rows: number of rows in a batch of inference.
     threads: number of threads of EnvPool in each pool.
     message_steps: env steps in a message to the learner; 0 without messages.
-    elsewhere: names of the parts that run in other processes than the learner.
+    elsewhere: names of the parts that run outside the learner's process.
   """
 
   pools: int
@@ -117,7 +117,7 @@ class Learning(NamedTuple):
 
 
 def words_of(words: str, env: str) -> list[str]:
-  """Returns the words of an experiment's trial that does not end by itself."""
+  """Returns the command-line words of a trial that does not end by itself."""
   return trials.words_of(words, env, _TOTAL_STEPS)
 
 
@@ -188,7 +188,7 @@ def sizes_of(config: process.Config) -> Sizes:
 
 
 def _sizes(pools: int, num_envs: int, period: int, **others: Any) -> Sizes:
-  """Makes sizes whose unrolls, slots and rows are by default a pool's."""
+  """Makes sizes; `num_envs` is the default of unrolls, slots and rows."""
   by_pool = dict.fromkeys(("unrolls", "slots", "rows"), num_envs)
   return Sizes(pools=pools, envs=num_envs, period=period, **by_pool | others)
 
@@ -217,7 +217,8 @@ def environments(
     Env steps per second, and CPU seconds per env step.
 
   Raises:
-    types.ConfigError: the environment is the user's own, in other processes.
+    types.ConfigError: the environment is the user's own; other processes step
+      it.
   """
   if env_config.is_own(config.env):
     raise types.ConfigError(
@@ -240,7 +241,7 @@ def environments(
 
 
 def acting(config: Config, sizes: Sizes, seconds: float) -> float:
-  """Returns the CPU seconds per env step of acting and of first priorities."""
+  """Returns the CPU seconds per env step to act and to set first priorities."""
   act, prioritize = actor(config, sizes)
   cost = cpu_seconds_per_call(act, seconds) / sizes.rows
   if prioritize is None:
@@ -252,7 +253,7 @@ def acting(config: Config, sizes: Sizes, seconds: float) -> float:
 def actor(
   config: Config, sizes: Sizes
 ) -> tuple[Callable[[], object], Callable[[], object] | None]:
-  """Makes the functions of an actor of `sizes.rows` environments.
+  """Makes the functions of an actor with `sizes.rows` environments.
 
   Returns:
     A function that acts once, and one that computes the first priorities of all
@@ -337,7 +338,7 @@ def cpu_seconds_per_call(
   seconds: float,
   finish: Callable[[], object] = lambda: None,
 ) -> float:
-  """Returns the mean CPU seconds of a call, over all threads of this process.
+  """Returns a call's mean CPU seconds, summed over this process's threads.
 
   Args:
     call: function to measure; its work may continue after it has returned.
@@ -388,7 +389,7 @@ def _called_for(call: Callable[[], object], seconds: float) -> int:
 
 
 def _mid(timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-  """Makes a time step one within an episode, with reward and discount 1."""
+  """Turns a time step into one within an episode, reward and discount 1."""
   return timestep._replace(
     step_type=np.full_like(timestep.step_type, int(dm_env.StepType.MID)),
     reward=np.ones_like(timestep.reward),
@@ -405,7 +406,7 @@ def _device(sizes: Sizes, part: str, index: int = 0) -> jax.Device:
 def _worker(
   config: _Workers, agent: base.Agent, sizes: Sizes, share: types.Share
 ) -> Learning:
-  """Makes functions that learn like a worker, which updates a shared state."""
+  """Makes functions that update a shared state, as a worker does."""
   device = _device(sizes, _LEARNING, getattr(config, "device", 0))
   key = jax.random.key(0)
   source = config.plan.source(agent, [device], key)

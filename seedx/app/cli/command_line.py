@@ -97,7 +97,7 @@ def parse(
     return configs.replaced(config, values)
   except _UsageError as error:
     _refuse(str(error))
-  except types.ConfigError as error:  # It names fields, not flags.
+  except types.ConfigError as error:  # Its message names fields, not flags.
     names = {name: flag(name) for name in settings}
     names |= {name: name.upper() for name in positional}
     words = re.split(r"(?<=\bexpected )(\w+)", str(error))
@@ -188,7 +188,7 @@ def _read_flags(
   words = list(argv)
   while words:
     word = words.pop(0)
-    if word == "--":  # Only words follow.
+    if word == "--":  # No flag follows.
       return values, [*rest, *words]
     name, (_, equals, text) = _flag_in(word), word.partition("=")
     setting = by_flag.get(name)
@@ -234,7 +234,7 @@ def _read_words(
 
 
 def _hint(word: str, settings: Sequence[configs.Setting]) -> str:
-  """Returns flags that may have been meant by an unknown one."""
+  """Returns the flags that a user may have meant by an unknown flag."""
   unknown, valid = _flag_in(word), [x for s in settings for x in _flags(s)]
   renamed = map(flag, synonyms.of(unknown[2:].replace("-", "_")))
   same_meaning = [x for x in renamed if x in valid]

@@ -54,12 +54,12 @@ class Setting:
 
   @property
   def recorded(self) -> bool:
-    """Whether `config.json` has it."""
+    """Whether `config.json` has the setting."""
     return self.about.changes != "start"
 
   @property
   def restored(self) -> bool:
-    """Whether a resumed run takes its value from `config.json`."""
+    """Whether a resumed run takes the value from `config.json`."""
     return self.about.changes not in ("start", "process")
 
   @property
@@ -100,7 +100,7 @@ def settings(config: object) -> dict[str, Setting]:
   """Returns the settings of a config by name, in the order of its fields.
 
   Raises:
-    ValueError: two have the same name.
+    ValueError: two settings have the same name.
   """
   settings: dict[str, Setting] = {}
   for setting in _settings(config, ()):
@@ -137,7 +137,7 @@ def in_json(config: object) -> dict[str, Any]:
 def replaced(config: C, values: Mapping[str, Any]) -> C:
   """Returns a copy of a config with other values of some settings, by name.
 
-  A list is taken as a tuple.
+  A list becomes a tuple.
 
   Raises:
     ValueError: a name is not that of a setting.
@@ -159,7 +159,7 @@ def replaced(config: C, values: Mapping[str, Any]) -> C:
 
 
 def differing(before: object, after: object) -> dict[str, Any]:
-  """Returns the settings of `after` that `before` lacks or has otherwise."""
+  """Returns the settings of `after` that are new or differ from `before`."""
   old = values(before)
   return {
     name: value
@@ -169,7 +169,7 @@ def differing(before: object, after: object) -> dict[str, Any]:
 
 
 def beyond_settings(config: object) -> list[str]:
-  """Returns the names of changed fields that are not settings."""
+  """Returns the fields that are not settings and differ from their defaults."""
   names = []
   for field in _fields(config):
     value = getattr(config, field.name)

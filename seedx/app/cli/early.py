@@ -1,6 +1,6 @@
 """Checks of an experiment's command line that come before JAX is imported.
 
-The full command line needs the configs, whose modules import JAX for seconds.
+Reading the full command line needs the configs, which import JAX, for seconds.
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ from seedx import types
 from seedx.app.cli import configs
 from seedx.app.cli import presets as presets_lib
 
-if TYPE_CHECKING:  # It would import JAX.
+if TYPE_CHECKING:  # These modules import JAX.
   from seedx.agents import base
   from seedx.runtime import process
 
@@ -31,9 +31,9 @@ class Experiment(Generic[C]):
   """A pipeline's config, and its presets for other environments and agents.
 
   Presets apply in this order: `images` or `continuous`, `recurrent`,
-  `by_agent`. Before `images` and `continuous`, the agent's own values apply:
-  those of its config's methods `for_images` (`for_minatar` for MinAtar) and
-  `for_continuous`, if it has them.
+  `by_agent`. Before `images` or `continuous`, the agent's own values apply: its
+  config's method `for_images` (`for_minatar` for MinAtar) or `for_continuous`
+  returns them, if it exists.
 
   Attributes:
     config: the defaults, with the default agent.
@@ -90,7 +90,7 @@ class Experiment(Generic[C]):
   def with_presets(
     self, config: C, agent: str = "", presets: str = "auto"
   ) -> tuple[C, list[presets_lib.Applied]]:
-    """Returns a config with its presets, and the changes by each of them.
+    """Returns a config with presets applied, and the changes by each preset.
 
     Args:
       config: config of the pipeline.
@@ -136,7 +136,7 @@ class Experiment(Generic[C]):
   def changed(self, agent: str = "") -> list[str]:
     """Returns the settings that presets change, most frequent first.
 
-    The experiment's own presets count twice, those of the agent once.
+    Changes by `images` and `continuous` count twice, other changes once.
     """
     config = self.with_agent(agent)
     values = {

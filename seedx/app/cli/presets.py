@@ -16,7 +16,7 @@ C = TypeVar("C")
 KINDS = ("auto", "none", "images", "continuous")
 Kind = Literal["auto", "none", "images", "continuous"]
 Games = Literal["Atari", "MinAtar"]
-# Methods of an agent's config that return one for a kind of environment.
+# Methods of an agent's config that return its values for a purpose of presets.
 _METHODS = {
   "Atari": "for_images",
   "MinAtar": "for_minatar",
@@ -46,7 +46,7 @@ class Preset:
 
 @dataclasses.dataclass(frozen=True)
 class Applied:
-  """The changes of a config by a preset.
+  """The changes that a preset has made to a config.
 
   Attributes:
     name: name of the preset's purpose, such as "Atari".
@@ -105,7 +105,7 @@ def with_agents(preset: Preset, name: str) -> Callable[[C], C]:
 def kind(config: envs.Config, images: Preset | None) -> Kind:
   """Returns the kind of an environment, which selects its presets.
 
-  Images select presets only if the experiment's are made for the same games. In
+  Images select the preset `images` only if it is made for the same games. In
   other environments, rewards vary more in size, and a single image may show the
   whole state.
 

@@ -35,7 +35,7 @@ class Asked:
   Attributes:
     chosen: the presets; and the agent, if there is a choice.
     run: config of the pipeline.
-    files: the run's directory, and how often it is saved and evaluated.
+    files: the run's directory, and how often the run is saved and evaluated.
     process: the role of this process, if there are several.
   """
 
@@ -88,7 +88,7 @@ def read(
   """Reads an experiment's command line; see `main` for the arguments.
 
   Returns:
-    The settings, and one line for each preset among them.
+    The settings, and one line for each preset that changed some of them.
 
   Raises:
     types.ConfigError: the run to resume cannot be resumed, or the presets
@@ -144,10 +144,10 @@ def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
 def _defaults(
   experiment: experiments.Experiment[Any], name: str, argv: Sequence[str]
 ) -> tuple[Asked, list[presets_lib.Applied]]:
-  """Returns the defaults of a command line, and the presets among them.
+  """Returns the defaults of a command line, and the presets that changed them.
 
-  They depend on the environment, the agent and the run to resume, which keeps
-  the presets that it began with.
+  They depend on the environment, the agent and the run to resume. A resumed run
+  keeps the presets that it began with.
   """
   argv = [word for word in argv if word not in ("-h", "--help")]
   asked = asked_of(experiment)
@@ -178,8 +178,8 @@ def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
   """Returns the settings to list first in `--help`.
 
   These are the first setting of each part, then the settings that presets
-  change, most frequent first. Of a part, the settings of one process do not
-  count; nor does a part that a resume never restores.
+  change, most frequent first. Settings of one process are skipped, and parts
+  that a resume never restores.
   """
   often = [next(iter(configs.settings(asked.run)))]
   for settings in command_line.parts(asked).values():
@@ -296,8 +296,8 @@ def _join(
 ) -> int:
   """Joins the run of a learner in another process; returns the exit status.
 
-  For a thin role, or an experiment of seedx's, it does not return: the program
-  `seedx.join` replaces this one.
+  For a thin role or an experiment of seedx's, this function does not return,
+  because the program `seedx.join` replaces this one.
 
   Args:
     experiment: the experiment that the learner trains.
@@ -344,7 +344,7 @@ def _join(
 
 
 def _check_address(config: Any, role: str) -> None:
-  """Raises types.ConfigError if an address of another process is missing."""
+  """Raises types.ConfigError if an address that the role needs is missing."""
   for name in ("address", *(["server_addresses"] * (role == "server"))):
     if not getattr(config, name):
       flag = command_line.flag(name)

@@ -113,9 +113,9 @@ def first_whole(
 class Checkpointer:
   """Writer of a run's checkpoints, which also starts its evaluations.
 
-  The score of a checkpoint is the mean return in training; in a run with
-  evaluations, that of the checkpoint's evaluation, if it has one. A thread
-  writes the checkpoints, one at a time.
+  The score of a checkpoint is the mean return in training. In a run with
+  evaluations, it is the mean return of the checkpoint's evaluation, if any. A
+  thread writes the checkpoints, one at a time.
 
   Attributes:
     is_saved: whether the last checkpoint of the run is on the disk.
@@ -151,7 +151,7 @@ class Checkpointer:
     """Restores the run from its newest undamaged checkpoint.
 
     Raises:
-      types.ConfigError: there is none, or its arrays are not those of this run.
+      types.ConfigError: there is none, or its arrays do not fit this run.
     """
     checkpoints = self._checkpoints
     env_steps, _ = first_whole(
@@ -173,7 +173,7 @@ class Checkpointer:
         if x <= env_steps and checkpoints.has(x, REPLAY)
       ]
       try:
-        # Anyone may have written it, with a size that exhausts the memory.
+        # Anyone may have written the replay, so it may be larger than memory.
         free = memory.free_bytes(jax.devices("cpu")[0])
         max_bytes = math.inf if free is None else free
         newest = steps[-1] if steps else env_steps
@@ -263,7 +263,7 @@ class Checkpointer:
           omission = " without the newest replay"
         with self._writing:
           self._checkpoints.save(env_steps, items, self._score())
-    except Exception as error:  # Perhaps the one that ends the run.
+    except Exception as error:  # Perhaps the error that ends the run.
       failure = (
         f"its newest state could not be saved ({envs.in_one_line(error)})"
       )
@@ -277,7 +277,7 @@ class Checkpointer:
     """Waits until the last checkpoint is written.
 
     Raises:
-      BaseException: its error, except an OSError, which is only printed.
+      BaseException: the error of writing it; an OSError is only printed.
     """
     if self._thread is not None:
       self._thread.join()
@@ -319,7 +319,7 @@ class Checkpointer:
           "checkpoint_bytes": size,
           "checkpoint_seconds": time.monotonic() - started,
         }
-      except OSError as error:  # The next one may succeed.
+      except OSError as error:  # The next checkpoint may succeed.
         print(error, file=sys.stderr, flush=True)
       except BaseException as failure:
         self._failure = failure

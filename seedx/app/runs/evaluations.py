@@ -22,8 +22,8 @@ class Config:
   """Settings of a run's evaluations.
 
   Attributes:
-    evaluate_every_steps: env steps between two evaluations, the first of which
-      is at the start, the last at the end; 0 for none.
+    evaluate_every_steps: env steps between two evaluations; 0 for none. The
+      first evaluation is at the start, the last at the end.
     evaluate_episodes: number of greedy episodes per evaluation.
   """
 

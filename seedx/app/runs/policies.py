@@ -86,13 +86,13 @@ class Policy:
     *,
     reward: types.Array | None = None,
   ) -> tuple[np.ndarray, acting_step.ActingState]:
-    """Returns the greedy action for an observation in NumPy.
+    """Returns the greedy action for an observation, both in NumPy.
 
     The arguments are those of `predict` in Stable-Baselines3, and the reward,
     which an LSTM may have as an input.
 
     Args:
-      observation: an observation of `spec.observation`, or `[B, ...]` of them.
+      observation: one that fits `spec.observation`, or a batch, `[B, ...]`.
       state: the state that the last call returned; None before the first. An
         agent without a memory or a frame stack needs none.
       episode_start: `[]` or `[B]` bool, whether the observation is the first of
@@ -151,11 +151,11 @@ def load(
 
   Args:
     run_dir: directory of the run.
-    which: "latest", "best", or the env steps of a checkpoint. A damaged latest
-      or best one is reported on stderr, and the next one is loaded.
+    which: "latest", "best", or the env steps of a checkpoint. If the latest or
+      the best is damaged, stderr reports it, and the next one is loaded.
     config: config that was trained, for a run of a script whose pipeline, agent
-      or network is not part of seedx; `config.json` does not hold these. With
-      it, the code that the directory names is trusted.
+      or network is not part of seedx; `config.json` does not hold these. If
+      given, the code that the directory names is trusted.
     trust: whether to run the code that the directory names, such as a custom
       environment or experiment. Anyone may have written these names.
 

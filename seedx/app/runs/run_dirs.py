@@ -48,7 +48,7 @@ class Config:
     options: values of the settings, by name, as JSON.
     beyond: names of the fields that a script has changed and that are not
       settings; their values are not recorded.
-    unlabelled: names of options in which runs of a group may differ.
+    unlabelled: names of options that labels and groups ignore.
   """
 
   experiment: str | None
@@ -92,7 +92,7 @@ class Run:
 
 
 class HasAgent(Protocol):
-  """A pipeline's config."""
+  """A config with an agent, such as a pipeline's."""
 
   @property
   def agent(self) -> object:
@@ -331,7 +331,7 @@ def check_classes(saved: Config, asked: Config, run_dir: str) -> None:
   """Checks that a script resumes a run of the same pipeline and agent.
 
   Raises:
-    types.ConfigError: the pipeline or the agent is another one.
+    types.ConfigError: the pipeline or the agent differs.
   """
   actual, expected = (f"{x.pipeline} with {x.agent}" for x in (saved, asked))
   if actual != expected:
@@ -402,8 +402,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
   Runs are in the same group if they differ only in their seed and in settings
   without labels, such as `checkpoint_every_seconds`. A label is the name of the
-  experiment and those options, as on a command line, in which its runs differ
-  in any one environment: `impala --agent a2c`.
+  experiment, and the options in which its runs differ in at least one
+  environment, as on a command line: `impala --agent a2c`.
   """
   names = {run.experiment: _short(run.experiment) for run in runs}
   uses = collections.Counter(names.values())

@@ -57,7 +57,7 @@ class Range:
   def draw(self, rng: random.Random) -> str:
     """Draws a number, as a word of a command line."""
     low, high = self.low, self.high
-    if self.whole:  # Gives both ends an interval as wide as the others'.
+    if self.whole:  # Otherwise, rounding would draw the ends too rarely.
       low, high = low - 0.5, high + 0.5
     if self.log:
       drawn = math.exp(rng.uniform(math.log(low), math.log(high)))

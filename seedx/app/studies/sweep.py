@@ -67,7 +67,7 @@ class Options:
       object instead.
     trials: number of trials of method "random".
     method: "random" draws values, "grid" tries all combinations of A|B|C.
-    scheduler: "asha" ends trials early that fall behind, "none" does not.
+    scheduler: "asha" ends a trial early if it falls behind, "none" does not.
     env: name of the environment, for an experiment without --env of its own.
     total_steps: env steps of each run.
     seed: seed of the draws and of the trials.

@@ -73,8 +73,8 @@ class Pool:
 
     Args:
       trials: the trials.
-      asha_steps: env steps of each trial, if those that fall behind end early;
-        None to train all to their end.
+      asha_steps: env steps of a whole trial, if trials that fall behind end
+        early; None to train all to their end.
 
     Returns:
       The error of each failed trial, by the trial's name.
