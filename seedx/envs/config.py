@@ -58,7 +58,7 @@ class Config:
   """An environment, and how its observations are changed.
 
   The environment is one of EnvPool's, one of seedx's (`seedx:CartPole-v1`, see
-  `functional`) or your own. A factory of yours makes your own: a function that
+  `functional`) or your own. You name a factory that makes it: a function that
   returns a Gymnasium `Env` or a `dm_env.Environment`. It is called once for
   each environment, in a separate process. A parameter `seed` receives the
   environment's seed; a factory of a `dm_env.Environment` must have one. A
@@ -81,7 +81,7 @@ class Config:
       several choices is separate, `[choices, values]`, or joint, with a number
       for each combination, which is then one action of the agent.
     observation_transform: MODULE:FUNCTION of yours that maps observations `[B,
-      ...]` to those that the agent sees, in NumPy.
+      ...]` to what the agent sees, in NumPy.
   """
 
   env: str = types.setting("CartPole-v1", labels=False)
@@ -92,7 +92,7 @@ class Config:
 
 
 def is_own(config: Config) -> bool:
-  """Whether a factory of the user's makes it, in a separate process."""
+  """Whether the user's factory makes the environment, in another process."""
   return ":" in config.env and not is_functional(config)
 
 
@@ -165,7 +165,7 @@ def returns_are_sums(config: Config) -> bool:
 
 
 def load_transform(config: Config) -> Transform | None:
-  """Imports the observation transform as `load_function` does, or None."""
+  """Imports the observation transform; None if the config has none."""
   name = config.observation_transform
   return load_function(name, "an observation transform") if name else None
 

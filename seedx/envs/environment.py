@@ -106,7 +106,7 @@ def make(
       restarts. Other environments cannot fail.
 
   Raises:
-    types.ConfigError: `spec` would raise it, or a number is out of range.
+    types.ConfigError: `spec` would raise one, or a number is out of range.
   """
   kind, _ = _kind(config)
   if env_config.is_own(config):

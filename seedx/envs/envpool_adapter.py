@@ -130,8 +130,8 @@ class EnvPoolEnvironment:
   def render(self) -> np.ndarray:
     """See `envs.Environment`.
 
-    Some environments end their process if they cannot be rendered.
-    `rendering.check_render` tests it in another process.
+    Some environments end their process if they cannot be rendered, so
+    `rendering.check_render` first renders in another process.
     """
     try:
       frames = self._pool.render(env_ids=0)

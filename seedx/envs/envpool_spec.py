@@ -12,7 +12,7 @@ from seedx import types
 from seedx.envs import config as env_config
 from seedx.envs import families, observations
 
-# Options of `envpool.make` that are no fields of a family's config.
+# Options of `envpool.make` that are not fields of a family's config.
 _MAKE_OPTIONS = (
   "from_pixels",
   "render_camera_id",
@@ -162,7 +162,7 @@ def action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
 
 
 def action_array_spec(pool_spec: Any) -> Any:
-  """Returns EnvPool's spec of the action, which follows those of env ids."""
+  """Returns EnvPool's spec of the action; it follows the specs of env ids."""
   return list(pool_spec.action_array_spec.values())[-1]
 
 
@@ -202,7 +202,7 @@ def _unknown_env_message(env_id: str) -> str:
 
 
 def _check_options(env_id: str, options: Mapping[str, Any]) -> None:
-  """Checks options' names, and integers: EnvPool would accept -1 steps."""
+  """Checks names and integers of options; EnvPool would accept -1 steps."""
   variant = {key: options[key] for key in ("from_pixels",) if key in options}
   config = call(env_id, families.envpool().make_spec, env_id, **variant).config
   valid = {*config._fields, *_MAKE_OPTIONS}

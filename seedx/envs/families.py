@@ -3,8 +3,8 @@
 `import envpool` imports the package of each family of environments, but needs
 only its module `registration`, which adds the family's names to the registry.
 The packages load Matplotlib and all native libraries: a second and 160 MB in
-each process, which uses one family. Here the registrations run without their
-packages. All names can be made, and making one imports its package.
+each process, although it uses one family. Here the registrations run without
+their packages. Every environment can be made; making one imports its package.
 """
 
 import ast
@@ -27,8 +27,8 @@ _REGISTRATION = re.compile(r"envpool(\.\w+)+\.registration")
 def envpool() -> Any:
   """Returns the module `envpool`, which the first call imports.
 
-  EnvPool imports JAX. Without it, the processes of users' environments start in
-  0.3 seconds instead of 3.
+  EnvPool imports JAX. Processes of users' environments do not call this
+  function, and so start in 0.3 seconds instead of 3.
   """
   with _replaced_entry():
     return importlib.import_module("envpool")
@@ -92,7 +92,7 @@ class _Loader(abc.Loader):
 
 
 def _imported(source: str) -> list[str]:
-  """Returns the registrations that are imported, and raises otherwise.
+  """Returns the names of the registrations that a module's source imports.
 
   Raises:
     ValueError: the source has anything else than these imports.

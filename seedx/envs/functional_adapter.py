@@ -59,7 +59,7 @@ class FunctionalEnvironment:
       functools.partial(_stepped, environment), donate_argnums=0
     )
     self._return = np.zeros(num_envs, np.float32)
-    # Rows that `recv` has not returned, one element for each `send`.
+    # Rows that `recv` has not returned yet.
     self._ready: list[types.Rows] = []
     self._changed = threading.Condition()
 

@@ -55,8 +55,8 @@ def environment_spec(
 
   Images of bytes with channels last, `[H, W, C]`, become `[C, H, W]`. Large
   images without channels, `[H, W]`, become `[1, H, W]`. If one mask covers all
-  combinations of several choices, these become one action that counts the
-  combinations in C order.
+  combinations of several choices, the choices become one action: the index of a
+  combination in C order.
 
   Args:
     config: the environment's config.
@@ -162,8 +162,8 @@ def joined_spec(
   """Adds the specs of entries of `info` to the spec of an observation.
 
   Args:
-    config: config whose `info_keys` are added, and its `action_mask` if it is
-      not the default one and only `info` has it.
+    config: config whose `info_keys` are added; so is its `action_mask`, if it
+      is not the default one and only `info` has it.
     observation: a nest of specs.
     info: all entries of `info`, or their descriptions.
     leaf: function that makes a spec from a key and its value in `info`.

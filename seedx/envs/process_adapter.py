@@ -43,8 +43,8 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
 class ProcessEnvironment:
   """Environments of the user's own; see `envs.Environment` and `envs.make`.
 
-  Discounts of a `dm_env.Environment` are passed on. The environments' processes
-  end with `close`, with this object, or with this process.
+  Discounts of a `dm_env.Environment` are kept. The environments' processes end
+  with `close`, with this object, or with this process.
   """
 
   def __init__(
@@ -64,7 +64,7 @@ class ProcessEnvironment:
     )
     self._name, self._render = config.env, render
     self._restarts = restarts
-    # Kept for processes that are restarted.
+    # Kept open for processes that replace others.
     self._memory = child.new_memory()
     transform = env_config.load_transform(config)
     self._processes: list[child.Child] = []
@@ -84,7 +84,7 @@ class ProcessEnvironment:
     self._failure = ""
     # Indices of rows that have arrived and that `recv` has not returned.
     self._ready: list[np.ndarray] = []
-    # Whether `recv` has returned an environment's row, and no action followed.
+    # Whether `recv` has returned an environment's row that awaits an action.
     self._needs_action = np.zeros(num_envs, np.bool_)
 
   def reset(self) -> None:

@@ -13,8 +13,8 @@ _REFUSED_STATUS = 2
 _DIED_STATUS = 3
 _TIMEOUT_SECONDS = 120.0
 
-# Without JAX, which EnvPool would import. Worker processes that this one starts
-# can still import it.
+# Without JAX, which EnvPool would import. Worker processes that this process
+# starts can still import it.
 _PROGRAM = """\
 import sys
 sys.path[:] = {path}
@@ -27,7 +27,7 @@ sys.exit(rendering.main())
 def check_render(config: env_config.Config) -> None:
   """Renders a frame in another process, since some environments end theirs.
 
-  Environments of JAX functions cannot; the other process would lack JAX.
+  This process refuses environments of JAX functions; the other lacks JAX.
 
   Raises:
     types.ConfigError: rendering failed; the message has one line.

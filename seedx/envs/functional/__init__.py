@@ -1,4 +1,4 @@
-"""Environments as pure JAX functions; importing this imports JAX."""
+"""Environments as pure JAX functions; importing this package imports JAX."""
 
 import inspect
 from collections.abc import Mapping

@@ -79,9 +79,9 @@ class MemoryChain(Episodic):
   """One bit to remember: bsuite's "memory length".
 
   An observation is (fraction of time left, whether this step is the question,
-  the bit as -1 or 1). The bit is shown in step 0 and is 0 later. The question
-  is `length` steps later. Its action ends the episode, with reward 1 if it
-  equals the bit and -1 otherwise. Other actions have no effect.
+  the bit as -1 or 1). The bit is shown in step 0 and is 0 later. Step `length`
+  is the question. The action there ends the episode, with reward 1 if it equals
+  the bit and -1 otherwise. Other actions have no effect.
 
   The best return is 1. Without a memory it is 0, since the question is the same
   for both bits.
@@ -133,7 +133,7 @@ class Diver(NamedTuple):
 
 
 class DeepSea(Episodic):
-  """A treasure behind `size` steps with a cost: bsuite's "deep sea".
+  """A treasure at the end of `size` costly steps: bsuite's "deep sea".
 
   A diver starts at the top left of a square of `size` rows. Each step moves it
   down by one row, to the right with action 1 and to the left with action 0. A
@@ -145,9 +145,9 @@ class DeepSea(Episodic):
   episodes.
 
   With `cued`, left and right are exchanged in half of the episodes. One more
-  number at the end of the observation shows it, as -1 or 1, in step 0, and is 0
-  later. The best return without a memory is then 0.495 - 0.005 / size: the
-  second step is a guess, and reaching the diagonal confirms a right one.
+  number at the end of the observation is -1 in step 0 if they are, 1 if not,
+  and 0 later. The best return without a memory is then 0.495 - 0.005 / size:
+  the second step is a guess, and a diver on the diagonal has guessed right.
 
   Args:
     size: number of rows and of columns.

@@ -7,8 +7,8 @@ action.
 
 A worker receives a pickled `Job` and then any number of RESET, STEP and RENDER
 through one pipe. Through another it answers the `Job` with SIGNATURE, RESET
-with FIRST_ROWS, STEP with ROWS, and RENDER with FRAME. If it cannot, REFUSAL
-replaces SIGNATURE or FRAME, and FAILURE, the last message, any answer. The
+with FIRST_ROWS, STEP with ROWS, and RENDER with FRAME. REFUSAL may replace
+SIGNATURE or FRAME. FAILURE may replace any answer, and is the last message. The
 first byte of a message is its kind; the others are its payload.
 """
 

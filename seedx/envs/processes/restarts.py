@@ -27,7 +27,7 @@ class Restarts:
     self._lock = threading.Lock()
 
   def add(self, failure: str) -> None:
-    """Counts a restart and prints its cause; the first one with traceback."""
+    """Counts a restart; prints its cause, the first time with a traceback."""
     with self._lock:
       self.count += 1
       count = self.count

@@ -29,7 +29,7 @@ class Leaf:
     kinds: dtype kinds that the environment's array may have.
     offset: number that is subtracted from the environment's integers; None
       for 0.
-    path: keys of the nested dicts that the array is in.
+    path: keys that lead to the array in nested dicts.
   """
 
   spec: dm_env.specs.Array
@@ -181,18 +181,18 @@ def observation_leaf(
   high: Any = None,
   offset: Any = 0,
 ) -> Leaf:
-  """Makes the `Leaf` of an array.
+  """Makes a `Leaf` for an array of an observation.
 
   Args:
-    name: name of the factory.
-    path: keys of the dicts that the array is in, for messages.
+    name: name of the factory, for messages.
+    path: keys that lead to the array in nested dicts, for messages.
     space: the environment's space or spec of the array, or an example.
     low: smallest integer, after `offset` is subtracted.
     high: largest integer, after `offset` is subtracted.
     offset: smallest integer of a choice, which becomes 0.
 
   Raises:
-    types.ConfigError: it is not an array of numbers.
+    types.ConfigError: the array does not have numbers.
   """
   shape, dtype = space.shape or (), np.dtype(space.dtype)
   if dtype.kind not in "fiub":

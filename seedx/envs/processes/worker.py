@@ -244,7 +244,7 @@ def _make(config: env_config.Config, seed: int, render: bool) -> single.Single:
 def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
   try:
     return inspect.signature(factory).parameters
-  except (TypeError, ValueError):  # Some functions written in C have none.
+  except (TypeError, ValueError):  # Some functions in C have no signature.
     return {}
 
 
