@@ -15,8 +15,8 @@ Rule = Callable[[Sequence[T]], tuple[int, float | None]]
 class Channel(Generic[T]):
   """A first-in, first-out queue, which any thread may fill, empty or close.
 
-  Closing it ends every wait at once, and later ones do not begin. The items
-  that are left can still be taken.
+  After it is closed, no call waits, and the items that are left can still be
+  taken.
   """
 
   def __init__(self, capacity: int | None = None) -> None:
@@ -57,7 +57,7 @@ class Channel(Generic[T]):
       if self._closed:
         return False
       self._items.append(item)
-      if self._waiting:  # All wake up, since each may want another number.
+      if self._waiting:  # Wakes all, as each may want another number of items.
         self._item_put.notify_all()
       return True
 

@@ -89,8 +89,8 @@ class Checkpoints:
 
     Args:
       env_steps: number of env steps since the start of the run.
-      items: nests of arrays by name, which is not `score`; each can be restored
-        alone.
+      items: nests of arrays by name; no name is `score`. Each nest can be
+        restored alone.
       score: score of the agent, larger is better; -inf if unknown.
 
     Returns:
@@ -101,7 +101,7 @@ class Checkpoints:
     """
     if env_steps in self.steps():
       return 0
-    # No other process writes, so a killed process has left these.
+    # No other process writes, so a killed process has left these directories.
     self._delete(_UNFINISHED)
     name, size = f"{env_steps}{_UNFINISHED}", 0
     try:
@@ -279,7 +279,7 @@ def from_bytes(content: np.ndarray) -> dict[str, np.ndarray]:
   """Returns the arrays in the bytes from `to_bytes`, by their paths.
 
   Args:
-    content: `[bytes]` uint8, of which the arrays are views.
+    content: `[bytes]` uint8; the arrays are views of it.
 
   Raises:
     Damaged: the bytes have been changed.
@@ -377,7 +377,7 @@ def _read_index(file: IO[bytes]) -> dict[str, _Column]:
   """Reads the index of an item's file, then seeks its start.
 
   Raises:
-    Damaged: the file has another form, or another size than in its index.
+    Damaged: the file has another form, or its size contradicts its index.
   """
   size = file.seek(0, os.SEEK_END)
   if size < _END.size:

@@ -199,8 +199,8 @@ def for_spec(spec: dm_env.specs.BoundedArray) -> Policy:
 def _distrax() -> Any:
   """Returns the module `distrax`, which the first call imports.
 
-  It imports TensorFlow Probability: half a second and 97 MB, also in processes
-  that use no distribution.
+  Distrax imports TensorFlow Probability, which takes half a second and 97 MB;
+  processes that use no distribution save this.
   """
   # The first call may be traced by JAX; the import must not be.
   with jax.ensure_compile_time_eval():

@@ -118,7 +118,7 @@ class Folder:
       mode: "r" to read, "a" to append or make, "x" to make a new file.
     """
     with self._opened() as directory:
-      # Opening a device may have effects, so its kind is checked before.
+      # Opening a device may have effects, so the file's kind is checked first.
       with contextlib.suppress(FileNotFoundError):
         _check_regular(os.stat(name, dir_fd=directory, follow_symlinks=False))
       file = os.open(name, _FLAGS[mode] | _SAFELY, 0o666, dir_fd=directory)
@@ -217,7 +217,7 @@ class Folder:
 
 @contextlib.contextmanager
 def tentative() -> Iterator[None]:
-  """Removes the directories that were made within it and are empty at its end.
+  """Removes directories made in its block that are empty at the block's end.
 
   A program that refuses its command line thus leaves no directories behind.
   """

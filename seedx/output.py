@@ -28,7 +28,7 @@ class _Output(io.FileIO):
 
 
 def _outliving(stream: Any) -> Any:
-  """Returns a stream to the same file that discards what cannot be read.
+  """Returns a stream to the same file that discards text without a reader.
 
   It escapes what cannot be encoded, such as some files' names, instead of
   raising an error.

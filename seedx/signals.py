@@ -89,12 +89,12 @@ def exit_on_signals() -> None:
 
 @contextlib.contextmanager
 def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
-  """Makes the first signal set `stop`, and a second Ctrl-C exit.
+  """Makes the first signal set `stop`, and a second Ctrl-C exit the process.
 
   If `exits` is False, as in a notebook, the second Ctrl-C raises
   KeyboardInterrupt instead. Only the main thread can handle signals; on another
-  thread, this only calls `Ending.watch`. SIGHUP and SIGTERM stay ignored if
-  they are, as with nohup.
+  thread, this only calls `Ending.watch`. If SIGHUP or SIGTERM is ignored
+  already, as with nohup, it stays ignored.
   """
   ending = Ending()
   ending.exits = exits
@@ -129,7 +129,7 @@ def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
         signal.signal(number, handler)
       signal.set_wakeup_fd(previous_writer)
       _written_to.discard(writer)
-    # To close the pipe is not enough: a forked process may have it open.
+    # Closing the pipe is not enough, because a forked process may have it open.
     os.write(writer, bytes([_OVER]))
     listener.join()
     os.close(writer)
@@ -186,10 +186,10 @@ os.register_at_fork(after_in_child=_forget_pipe)
 
 
 def _handled() -> list[signal.Signals]:
-  """Returns the signals that this process was not started to ignore.
+  """Returns the signals in `ENDING` that this process does not ignore.
 
-  Ctrl-C is always among them: shells make background jobs ignore it, but a
-  SIGINT that is sent to one is meant for it.
+  SIGINT is always among them: shells make background jobs ignore it, but a
+  SIGINT that is sent to such a job is meant for it.
   """
   return [
     number

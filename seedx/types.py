@@ -49,7 +49,7 @@ def see(section: str) -> str:
 
 
 def printable(message: str) -> str:
-  """Replaces characters that could control a terminal, in a foreign message."""
+  """Replaces characters of a message that could control a terminal by "?"."""
   return "".join(x if x.isprintable() else "?" for x in message)
 
 
@@ -94,7 +94,7 @@ def setting(
       resumes; learner hosts may differ, too. "process": in each process, as an
       address does; `--resume` does not take it from `config.json`. "start": at
       each start, such as what is printed; it is not in `config.json`.
-    low: smallest value, of each element in a tuple; None for `-MAX_VALUE`.
+    low: smallest value, or that of a tuple's elements; None for `-MAX_VALUE`.
     high: largest value; None for `MAX_VALUE`. Without `low` and `high`, any
       value is allowed.
     labels: whether runs with different values are different groups in a plot;
@@ -283,8 +283,8 @@ class LossOutput(NamedTuple):
   """The outputs of a loss besides its gradients.
 
   Attributes:
-    weight: `[]`, number of env steps that the loss is a mean over; gradients of
-      micro-batches are averaged with it.
+    weight: `[]`, number of env steps that the loss is a mean over; it weights
+      the gradients of a micro-batch in their average.
     metrics: scalars to log, by name.
     priorities: `[B]`, the new priority of each window; or None.
   """
