@@ -49,7 +49,7 @@ def see(section: str) -> str:
 
 
 def printable(message: str) -> str:
-  """Replaces characters of a message that could control a terminal by "?"."""
+  """Replaces the characters of a text that could control a terminal."""
   return "".join(x if x.isprintable() else "?" for x in message)
 
 

@@ -1,9 +1,9 @@
 """Training programs, and tools for the runs that they leave.
 
-`Experiment`, `preset` and `main` make a training program. Scripts and notebooks
-call `train`, and `load` a policy. Each name is imported when it is first used
-(`__init__.pyi` has the types), so that defining an experiment does not import
-the code that trains, and plotting does not import JAX.
+`Experiment`, `preset` and `main` make a training program. In a script or a
+notebook, `train` trains, and `load` returns a policy. Each name is imported
+when it is first used (`__init__.pyi` has the types), so that defining an
+experiment does not import the code that trains, and plotting imports no JAX.
 """
 
 import importlib

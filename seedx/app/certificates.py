@@ -11,8 +11,8 @@ This writes four files to DIR. Processes that listen, such as the learner, need
   seedx join learner-host:8470 --tls-ca DIR/ca.pem --token-file DIR/token
 
 If a process that listens gets `--tls-ca`, too, it accepts only clients that
-have a certificate. The authority's key is not kept: for other hosts, make all
-files again. This needs the program openssl, version 3.
+have the certificate and its key. The authority's key is not kept: for other
+hosts, make all files again. This needs the program openssl, version 3.
 """
 
 import dataclasses

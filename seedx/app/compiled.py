@@ -115,7 +115,7 @@ def _check(directory: pathlib.Path, is_sticky_safe: bool) -> None:
 
 
 def _is_private(group: int) -> bool:
-  """Returns whether a group has only this user, as users' groups in Linux."""
+  """Returns whether Linux has made a group for this user alone."""
   try:
     name, entry = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group)
   except KeyError:

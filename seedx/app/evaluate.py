@@ -68,7 +68,7 @@ def _evaluate(options: Options) -> int:
     x.name: getattr(options, x.name) for x in dataclasses.fields(playing.Config)
   }
   config = evaluator.Config(policy.env, options.episodes, **playing_options)
-  # Far from the numbers of evaluations during training, so that seeds differ.
+  # Beyond the usual numbers of evaluations in training, so that seeds differ.
   number = 2**18 + options.seed * options.episodes
   seed = seeds_lib.evaluation_seed(policy.seed, number)
   player = evaluator.Evaluator(policy.agent, config)

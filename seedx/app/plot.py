@@ -114,7 +114,7 @@ def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
 def curve(
   lines: Sequence[Mapping[str, Any]], key: str, metric: str = "episode_return"
 ) -> np.ndarray:
-  """Returns the values of a run at `key` and of a metric, `[points, 2]`."""
+  """Returns a curve, `[points, 2]`: values at `key`, and those of a metric."""
   points = [
     (line[key], line[metric])
     for line in lines

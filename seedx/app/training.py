@@ -44,8 +44,8 @@ class Config(checkpointer.Config, evaluations.Config):
     run_dir: directory for the run's files; runs/<experiment>/<time> if empty.
     resume: directory of a run to resume.
     trust: whether to run the code that the resumed directory names.
-    stop_at: mean return at which the run ends early: that of an evaluation, or
-      of the last 100 episodes in a run without evaluations.
+    stop_at: mean return at which the run ends early: the mean of an evaluation,
+      or, in a run without evaluations, of the last 100 episodes.
     quiet: whether to hide the progress.
     log_every: shortest time between two rows of progress, in seconds; a
       terminal has a status instead, which changes in place.
@@ -326,7 +326,7 @@ def _share_state(trainer: process.Process, learners: hosts_lib.Hosts) -> None:
     trainer.restore(
       lambda shapes: checkpoint.like(arrays, shapes, "the state of host 0")
     )
-    # Host 0's time includes this start, so this host's own begins again.
+    # The restored time includes host 0's start, so this host counts from now.
     trainer.acted.wall_clock.restart()
 
 

@@ -43,8 +43,8 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
 class ProcessEnvironment:
   """Environments of the user's own; see `envs.Environment` and `envs.make`.
 
-  Discounts of a `dm_env.Environment` are kept. The environments' processes end
-  with `close`, with this object, or with this process.
+  Discounts of a `dm_env.Environment` are not changed. The environments'
+  processes end with `close`, with this object, or with this process.
   """
 
   def __init__(

@@ -278,7 +278,7 @@ def actor(
     count = np.full(sizes.rows, first // sizes.slots, np.int32)
     batch = unroll_store.Batch(slot.astype(np.int32), count, timestep)
     store, actions = programs.act(store, params, version, key, batch)
-    np.asarray(actions)  # An actor copies the actions to the host, too.
+    np.asarray(actions)  # Copies the actions to the host, as an actor does.
     step += 1
 
   if agent.priorities is None:

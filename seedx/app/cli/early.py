@@ -1,6 +1,6 @@
 """Checks of an experiment's command line that come before JAX is imported.
 
-Reading the full command line needs the configs, which import JAX, for seconds.
+Reading the full command line imports the configs and JAX, which takes seconds.
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ C = TypeVar("C")
 KINDS = ("auto", "none", "images", "continuous")
 Kind = Literal["auto", "none", "images", "continuous"]
 Games = Literal["Atari", "MinAtar"]
-# Methods of an agent's config that return its values for a purpose of presets.
+# Methods of agents' configs that return values for the purpose of a preset.
 _METHODS = {
   "Atari": "for_images",
   "MinAtar": "for_minatar",

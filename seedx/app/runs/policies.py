@@ -92,7 +92,8 @@ class Policy:
     which an LSTM may have as an input.
 
     Args:
-      observation: one that fits `spec.observation`, or a batch, `[B, ...]`.
+      observation: an observation as in `spec.observation`, or a batch of them,
+        `[B, ...]`.
       state: the state that the last call returned; None before the first. An
         agent without a memory or a frame stack needs none.
       episode_start: `[]` or `[B]` bool, whether the observation is the first of
@@ -152,7 +153,7 @@ def load(
   Args:
     run_dir: directory of the run.
     which: "latest", "best", or the env steps of a checkpoint. If the latest or
-      the best is damaged, stderr reports it, and the next one is loaded.
+      the best is damaged, this is printed, and the next one is loaded.
     config: config that was trained, for a run of a script whose pipeline, agent
       or network is not part of seedx; `config.json` does not hold these. If
       given, the code that the directory names is trusted.
