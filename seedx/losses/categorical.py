@@ -107,11 +107,11 @@ def categorical_q_learning(
       loss_t = KL(Phi(R_t + D_t z, p'_k(a*)) || p_t(a_t))
       a*     = argmax_a Q_k(a) if double, else argmax_a Q'_k(a)
 
-  where R_t and D_t are the reward and the discount of the n-step return until
-  step k, see `n_step_bootstraps`. The atoms are z; p and p' are the
-  distributions over them by the learned and the target parameters, and Q and Q'
-  their means. Phi projects the shifted atoms back onto z. No gradient flows
-  through the target.
+  The n-step return bootstraps from step k with reward R_t and discount D_t, see
+  `n_step_bootstraps`. The atoms are z. The learned parameters give the
+  distributions p over z, the target parameters p'; Q and Q' are their means.
+  Phi projects the shifted atoms back onto z. No gradient flows through the
+  target.
 
   Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation 7 and
   algorithm 1; n steps and double Q-learning: Hessel et al. 2018,

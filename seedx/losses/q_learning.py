@@ -46,7 +46,7 @@ def q_learning(
       loss_t = w huber(td_t), or w 0.5 td_t^2
 
   No gradient flows through G. Q' uses the target parameters. With `rescale`, h
-  is sign(x) (sqrt(|x| + 1) - 1) + 0.001 x; without, it is the identity. Steps
+  is sign(x) (sqrt(|x| + 1) - 1) + 0.001 x; otherwise h is the identity. Steps
   closer than n to the end of the stream bootstrap at the end. Episodes may end
   inside the stream, see `streams.transitions`.
 

@@ -110,8 +110,8 @@ def transitions(
   A reset, the transition from an episode's LAST step to the next FIRST, is not
   experience. It gets the reward `values[LAST]` and the discount 0, so its TD
   error is exactly 0 and no trace crosses it. A truncated episode bootstraps
-  from the value of its own LAST step. Every loss thus equals the loss of each
-  episode computed separately.
+  from the value of its own LAST step. So each step has the same loss as if its
+  episode were computed separately.
 
   >>> steps = transitions(
   ...   step_type=jnp.array([1, 2, 0]),  # MID, LAST (truncated), FIRST

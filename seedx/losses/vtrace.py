@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from seedx.losses import late, streams
 
-# Rounding alone must not count a weight as clipped.
+# A weight that is above its threshold only by rounding does not count.
 _CLIPPED = 1.001
 
 
