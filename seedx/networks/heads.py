@@ -63,8 +63,8 @@ class QHead(nn.Module):
     dtype: dtype of the hidden layers; Q-values are float32.
     noise_scale: scale of `noisy.NoisyDense`, which replaces all linear layers
       and takes `[T, B, F]`; 0 for linear layers.
-    parts: Z, such as the number of atoms; 0 for one Q-value and no
-      Z axis.
+    parts: Z, number of outputs of each action, such as atoms; 0 for one Q-value
+      and no Z axis.
   """
 
   num_actions: int

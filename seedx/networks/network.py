@@ -33,8 +33,8 @@ class Core(Protocol):
     """Returns the state at the start of an episode, `[batch_size, ...]`.
 
     It is a nest of only dictionaries, tuples and NamedTuples, because it is
-    sent to other processes. The module is not bound to variables here, so the
-    state does not depend on parameters.
+    sent to other processes. The method is called without variables, so the
+    state cannot depend on parameters.
     """
 
   def __call__(
@@ -68,7 +68,7 @@ class Tower(NamedTuple):
 class Network(nn.Module):
   """A frame stack, one or several towers, and a head.
 
-  A core sees the torso's features, the previous action and its reward, clipped
+  A core sees the torso's features, the previous action, and its reward clipped
   to [-1, 1], as in IMPALA (Espeholt et al. 2018,
   https://arxiv.org/abs/1802.01561, figure 3).
 
@@ -123,8 +123,8 @@ class Network(nn.Module):
     Args:
       inputs: `[T, B, ...]`.
       core_state: `[B, ...]`, before the first step.
-      at: `[K, B]` int, time steps to compute outputs for, only without cores;
-        None for all.
+      at: `[K, B]` int, time steps whose outputs are computed; None for all. A
+        network with cores takes only None.
       action: `[T, B, ...]`, actions for the head; None for a head without
         `action`.
 

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-# The name of the random numbers in Flax.
+# The name of the noise's random numbers among Flax's `rngs`.
 NOISE = "noise"
 
 

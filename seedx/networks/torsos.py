@@ -25,7 +25,7 @@ class MLP(nn.Module):
 
   @nn.compact
   def __call__(self, features: jax.Array) -> jax.Array:
-    """Maps `[B, F]` to `[B, sizes[-1]]`; returns it unchanged if no sizes."""
+    """Maps `[B, F]` to `[B, sizes[-1]]`; returns `[B, F]` without sizes."""
     for size in self.sizes:
       features = nn.tanh(_dense(size, self.dtype)(features))
     return features
