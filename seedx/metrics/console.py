@@ -9,8 +9,8 @@ from typing import TextIO
 
 from seedx.metrics import meters, sinks
 
-# The columns of the table, 79 characters wide. Only a message in place of the
-# bottleneck is longer.
+# A row of the table, 79 characters wide, or longer if a message replaces the
+# bottleneck.
 _ROW = (
   "{steps:>13} {percent:>5} {rate:>12} {episode_return:>9} {policy_lag:>11}"
   " {left:>10}  {bottleneck}"
@@ -25,7 +25,7 @@ _HEADER = {
   "bottleneck": "bottleneck",
 }
 _ROWS_PER_HEADER = 20
-# A longer time without an env step or an update is shown as the bottleneck.
+# A longer time without an env step or an update replaces the bottleneck.
 _STALLED_SECONDS = 5.0
 # The side that waits for each bottleneck, and the name of that wait.
 _EVIDENCE = {
@@ -73,7 +73,7 @@ class Console:
     self._start_seconds = clock()
     self._steps_per_second: float | None = None
     self._others_join = others_join
-    # Env steps before this start, which a resumed run already has.
+    # Env steps in the first line; above 0 if the run was resumed.
     self._first_steps: float | None = None
     self._has_learned = False
 

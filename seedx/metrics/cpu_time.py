@@ -9,15 +9,14 @@ from typing import NamedTuple
 _PROC = pathlib.Path("/proc")
 # Columns of /proc/stat with the time of processes (user, nice, system), and of
 # other virtual machines on the same cores (steal). Interrupts are left out,
-# because they may be those of this process's own messages.
+# because this process's own messages cause some of them.
 _BUSY = (1, 2, 3, 8)
 
 
 class Others:
-  """A meter of the CPU time of processes that are not this one's.
+  """A meter of the CPU time of all processes but this one and its descendants.
 
-  This process's own are itself and all its descendants. Only the cores on which
-  it may run count.
+  Only the cores on which this process may run count.
   """
 
   def __init__(self, proc: pathlib.Path = _PROC) -> None:
@@ -28,16 +27,16 @@ class Others:
 
   @property
   def seconds(self) -> float | None:
-    """CPU seconds since the start; None if the system does not report them."""
+    """CPU seconds of the others since the start; None if unknown."""
     now = self._now()
     if now is None or self._start is None:
       return None
-    # The kernel counts in ticks, so that the difference may be below 0.
+    # The kernel counts in ticks, so the difference may be below 0.
     return max(0.0, now - self._start)
 
   @property
   def cores(self) -> float | None:
-    """Mean number of cores that they kept busy; None if unknown."""
+    """Mean number of cores that the others kept busy; None if unknown."""
     seconds = self.seconds
     if seconds is None:
       return None
@@ -53,10 +52,9 @@ class Others:
 
 
 def of_machine(proc: pathlib.Path = _PROC) -> float | None:
-  """Returns the CPU seconds of all processes on the cores of this process.
+  """Returns the CPU seconds of all processes since the machine's start.
 
-  Returns:
-    The seconds since the machine has started; None if they are unknown.
+  Only the cores on which this process may run count. None if unknown.
   """
   try:
     lines = (proc / "stat").read_text().splitlines()
@@ -79,7 +77,7 @@ class _Used(NamedTuple):
   Attributes:
     parent: id of the parent.
     seconds: CPU seconds of the process.
-    of_ended: CPU seconds of its children that have ended, and of theirs.
+    of_ended: CPU seconds of ended children, and of their ended children.
   """
 
   parent: int

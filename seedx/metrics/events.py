@@ -85,7 +85,7 @@ class TensorBoard:
         self._writer.flush()
         self._flushed, self._flushed_seconds = True, time.monotonic()
     except OSError as error:
-      # Readers stop at half an event, so the next try begins a new file.
+      # Readers stop at an incomplete event, so the next try begins a new file.
       self._failure = error
       self._retry_seconds = time.monotonic() + _FLUSH_SECONDS
       writer, self._writer = self._writer, None
@@ -103,7 +103,7 @@ class TensorBoard:
       self._writer.close()
 
   def _new_writer(self) -> Any:
-    # Unique if a run is resumed, or started twice in a second.
+    # The name is unique, even if a run is started twice in a second.
     suffix = f"{os.getpid()}.{time.monotonic_ns()}"
     self._name = (
       f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{suffix}"

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from seedx import files
 
-# These never decrease in a run, except when it resumes from a checkpoint.
+# Metrics that decrease only when a run resumes from a checkpoint.
 _CLOCKS = ("env_steps", "wall_seconds")
 # Sums and squares of smaller numbers are finite.
 _MAX_NUMBER = 1e100
@@ -32,7 +32,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   with files.Folder(path.parent).open(path.name) as file:
     for text in _complete_lines(file):
       try:
-        # A killed run may leave half a line before the next run's first one.
+        # A killed run may leave half a line, which the resumed run continues.
         line = json.loads("{" + text.rpartition("{")[2])
       except (ValueError, RecursionError):
         continue

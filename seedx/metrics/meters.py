@@ -14,8 +14,8 @@ from seedx import types
 WAIT_ENVIRONMENTS = "acting_wait_environments"
 WAIT_LEARNER = "acting_wait_learner"
 WAIT_EXPERIENCE = "learning_wait_experience"
-# Several trainings at once: the metric of this name, followed by a seed, is the
-# mean return of the training with that seed.
+# The prefix of a metric of several simultaneous trainings; a seed follows. The
+# metric is the mean return of the training with that seed.
 OF_SEED = "episode_return_seed_"
 
 
@@ -30,8 +30,8 @@ class Waits:
     """Starts the first interval.
 
     Args:
-      threads: number of threads that may be in a wait, by its name; 1 for
-        names that are missing. `measure` always returns these names.
+      threads: number of threads that may be in a wait, by the wait's name; 1
+        for missing names. `measure` always returns the names given here.
       clock: function that returns a time in seconds, from any fixed start.
     """
     self._threads = dict(threads or {})
@@ -94,11 +94,11 @@ def bottleneck(waits: Mapping[str, float]) -> str:
   waits for a slow one, so the waits show the slowest.
 
   1. Inference waits for the learner when the unroll queue is full; the learner
-     waits for experience when it is empty. If inference waits longer, unrolls
-     arrive faster than the learner uses them: "learner".
+     waits for experience when the queue is empty. If inference waits longer,
+     unrolls arrive faster than the learner uses them: "learner".
   2. Otherwise a side before the queue is too slow. If inference threads wait
      for requests longer than they work, it is "environments", which include
-     the actors and the network. Otherwise it is "inference".
+     actors and their connections. Otherwise it is "inference".
 
   Time on the device counts as work of inference. If the learner shares the
   device, its updates slow inference down, and "inference" means that the device
@@ -128,7 +128,7 @@ class Latest:
     """Adds the numbers of finished episodes, `[episodes]`, oldest first.
 
     Raises:
-      ValueError: one is NaN, which marks a row where no episode ended.
+      ValueError: a number is NaN, which marks a row where no episode ended.
     """
     if np.isnan(values).any():
       raise ValueError(
@@ -154,7 +154,7 @@ class Latest:
 
   @property
   def count(self) -> int:
-    """The number of finished episodes, also before a resume."""
+    """The number of finished episodes, including those before a resume."""
     return self._count
 
   def saved(self) -> types.Tree:
@@ -187,7 +187,7 @@ class MeanOfSeeds:
     """Does nothing."""
 
   def mean(self) -> float | None:
-    """Returns the mean; None before each training has ended an episode."""
+    """Returns the mean; None until every training has ended an episode."""
     means = [seed.mean() for seed in self._seeds]
     present = [mean for mean in means if mean is not None]
     return sum(present) / len(present) if len(present) == len(means) else None

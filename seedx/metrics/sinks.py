@@ -23,7 +23,7 @@ Line = Mapping[str, Value]
 
 # Number of lines that may wait for a sink; further lines are dropped.
 _MAX_WAITING = 100
-# Longest wait for a sink at the end.
+# Longest wait at the end of a run for a sink to write the remaining lines.
 _PATIENCE_SECONDS = 10.0
 
 
@@ -73,7 +73,7 @@ class JsonLines:
 
 
 class Callbacks:
-  """A Sink that calls functions, for a logger of yours."""
+  """A Sink that calls functions, such as those of your own logger."""
 
   def __init__(
     self,
@@ -98,11 +98,11 @@ class Callbacks:
 class Background:
   """A Sink that passes lines to another sink on a separate thread.
 
-  `write` does not wait. After an OSError, the line is lost and the next one is
-  tried: a message on stderr reports the first lost line, another the number of
-  lost lines once writing works again. After any other error the sink receives
-  no more lines. If it hangs, lines are dropped, and their number is printed at
-  the end.
+  `write` does not wait. After an OSError, the line is lost and the next line is
+  tried. A message on stderr reports the first lost line; once writing works
+  again, another one reports the number of lost lines. After any other error,
+  the sink receives no more lines. If the sink hangs, lines are dropped, and
+  their number is printed at the end.
   """
 
   def __init__(
