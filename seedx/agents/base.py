@@ -21,7 +21,7 @@ class AgentState:
     params: float32 parameters of the network.
     optimizer_state: state of the Optax optimizer.
     hyperparameters: `[]` float32 by name, the settings that may change at run
-      time. Learning reads them here, not from the config; only `rewards` has
+      time. Learning reads them here, not from the config; only `rewards` uses
       the config's gamma.
     updates: `[]` int32, number of updates so far.
     resets: `[]` float32, number of resets in all batches so far, divided by the
@@ -41,7 +41,7 @@ class AgentState:
 
   @property
   def clock(self) -> jax.Array:
-    """`[]`, env steps learned from, divided by those of a batch without resets.
+    """`[]`, env steps learned from, divided by the number of steps in a batch.
 
     Schedules follow it instead of `updates`, since with short episodes up to
     half of all steps are resets.
@@ -49,7 +49,7 @@ class AgentState:
     return self.updates - self.resets
 
   def count_resets(self, fraction: jax.Array | float) -> "AgentState":
-    """Counts a batch's resets: all but a `fraction`, `[]`, of its steps."""
+    """Counts a batch's resets, which are 1 - `fraction`, `[]`, of its steps."""
     return dataclasses.replace(self, resets=self.resets + (1.0 - fraction))
 
 
@@ -86,8 +86,8 @@ class Needs:
     learned_steps: number of env steps of a window that are learned from.
     minibatches: number of equal parts into which `update` divides the env steps
       of a batch on each core.
-    divides_unrolls: whether these parts consist of whole unrolls, not
-      of single steps.
+    divides_unrolls: whether minibatches consist of whole unrolls, not of single
+      steps.
     extras: whether learning reads `AgentOutput.extras`. If not, only
       `Agent.priorities` reads them, and no replay stores them.
   """

@@ -15,12 +15,12 @@ REPLAY = replay.Config(replay_ratio=8.0)
 
 @dataclasses.dataclass(frozen=True)
 class Config(value_based.Config):
-  """DQN's hyper-parameters, beside those of every agent with Q-values.
+  """DQN's hyper-parameters, besides those of every agent with Q-values.
 
   Attributes:
     huber_delta: TD error above which the Huber loss is linear; 0 for the
       squared loss.
-    rescale: value function rescaling, for large returns.
+    rescale: rescaling of the value function, for large returns.
   """
 
   learning_rate: float = 5e-4

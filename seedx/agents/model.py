@@ -18,7 +18,7 @@ from seedx.on_cpu import random_keys
 
 @dataclasses.dataclass(frozen=True)
 class Config(optimizers.Config):
-  """Hyper-parameters of every agent, beside those of its optimizer.
+  """Hyper-parameters of every agent, besides those of its optimizer.
 
   Attributes:
     discount: discount factor (gamma) per env step.
@@ -116,7 +116,7 @@ class Model:
     outputs. `types.EnvironmentSpec.without` hides parts of observations.
 
     Raises:
-      types.ConfigError: an option has no effect on such observations.
+      types.ConfigError: an option has no effect on the observations.
     """
     observation, _ = _without_mask(spec, spec.observation)
     leaves = tuple(jax.tree.leaves(observation))
@@ -139,7 +139,7 @@ class Model:
     observation, _ = _without_mask(self.spec, inputs.timestep.observation)
     timestep = inputs.timestep._replace(observation=observation)
     params = self.network.init(
-      # The numbers are the same, and compile in a third of the time.
+      # These keys draw the same numbers, but compile in a third of the time.
       random_keys.unrolled(rng_key),
       inputs._replace(timestep=timestep),
       self.network.initial_core_state(1),
@@ -166,10 +166,10 @@ class Model:
   ) -> Output:
     """Returns the network's outputs for inputs `[T, B, ...]`.
 
-    The core state `[B, ...]` precedes the first step. `rng_key` is for noisy
-    layers, with no noise if it is None. Outputs are only computed `at` steps
-    `[K, B]`, if given (see `networks.Network`). A head such as a critic's takes
-    an action `[T, B, ...]`.
+    The core state `[B, ...]` precedes the first step. Without `rng_key`, noisy
+    layers have no noise. With `at`, `[K, B]`, only the outputs of these steps
+    are computed (see `networks.Network`). A head such as a critic's takes an
+    action `[T, B, ...]`.
     """
     observation, mask = _without_mask(self.spec, inputs.timestep.observation)
     if self.config.normalize_observations:
@@ -227,14 +227,14 @@ class Model:
 def memory(
   core: nn.Module | None, lstm_size: int, dtype: str
 ) -> nn.Module | None:
-  """Returns the user's core, else an LSTM of a size, or None for size 0."""
+  """Returns the user's core, or else an LSTM; None if `lstm_size` is 0."""
   if core is not None or not lstm_size:
     return core
   return networks.LSTM(lstm_size, jnp.dtype(dtype))
 
 
 def check_core(core: nn.Module | None) -> None:
-  """Raises types.ConfigError if the user's core is no `networks.Core`."""
+  """Raises types.ConfigError if the user's core is not a `networks.Core`."""
   if core is not None and not hasattr(core, "initial_state"):
     raise types.ConfigError(
       "expected a core with a method initial_state(batch_size), see"
@@ -257,7 +257,7 @@ def _tower(
 ) -> networks.Tower:
   """Makes the modules of a tower, with names that no other tower has.
 
-  The user's modules are copied: one that was unpickled from another process may
+  The user's modules are copied: a module unpickled from another process may
   have the id of a module made here, and Flax would confuse the two.
   """
   torso: nn.Module = networks.Torso(

@@ -1,8 +1,8 @@
 """Normalization of observations to mean 0 and variance 1.
 
-It uses running statistics. Only parts of floats are normalized, not images or
-discrete parts. Statistics have one array for each part, of its shape; `[F]`
-stands for that shape.
+It uses running statistics. Only parts with floats are normalized, not images or
+discrete parts. Statistics have one array for each normalized part; `[F]` stands
+for the part's shape.
 """
 
 from typing import NamedTuple
@@ -17,10 +17,10 @@ from seedx import losses, types
 # Normalized observations are clipped to +- this (Andrychowicz et al. 2020,
 # https://arxiv.org/abs/2006.05990).
 _LIMIT = 10.0
-# Error bound of a float32 variance around another mean, relative to the squared
-# offset.
+# Largest error of a float32 variance that was measured around another mean,
+# relative to the squared offset between the means.
 _ERROR = 2.4e-7
-# Gap between means, relative to the mean, below which it is only rounding.
+# A gap between means that is smaller, relative to the mean, is only rounding.
 _ROUNDING = 1e-6
 # Relative error above which a batch's variance counts as lost.
 _MAX_RELATIVE_ERROR = 0.01
@@ -32,8 +32,8 @@ class Statistics(NamedTuple):
 
   Attributes:
     mean: `[F]` float32 means.
-    variance: `[F]` float32 variances. A negative one is still unknown and taken
-      as 1.
+    variance: `[F]` float32 variances. A negative value marks an unknown
+      variance, in place of which 1 is used.
   """
 
   mean: tuple[jax.Array, ...]
@@ -41,7 +41,7 @@ class Statistics(NamedTuple):
 
 
 class Moments(NamedTuple):
-  """Weighted means over a batch of its observations' offsets from `around`.
+  """Weighted means of the offsets of a batch's observations from `around`.
 
   Moments around 0 would be inexact: in float32, the square of a large mean
   swallows a small variance.

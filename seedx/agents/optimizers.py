@@ -207,7 +207,7 @@ def _scaled(rate: jax.Array, updates: types.Tree) -> types.Tree:
 def _scale_by(
   schedule: optax.Schedule,
 ) -> optax.GradientTransformationExtraArgs:
-  """Returns an `optax.scale_by_schedule` whose count leaves resets out.
+  """Returns an `optax.scale_by_schedule` that leaves resets out of the count.
 
   Its `update` takes `resets`, the number of optimizer steps to leave out.
   """

@@ -89,8 +89,8 @@ class Policy:
   def in_blocks(self) -> bool:
     """Whether a CPU evaluates a batch faster in blocks; see `blocks`.
 
-    It does not with a memory, whose steps are sequential in every block, or
-    with images, of which a few already fill a cache.
+    Blocks are not faster with a memory, whose steps are sequential in every
+    block, or with images, since a few of them already fill a cache.
     """
     network = self.model.network
     images = any(map(networks.is_image, network.observation))

@@ -24,7 +24,7 @@ _SPREAD = ("advantage", "value_target", "value_error")
 
 @dataclasses.dataclass(frozen=True)
 class Config(model_lib.Config):
-  """Hyper-parameters of actor-critics, beside those of every agent.
+  """Hyper-parameters of actor-critics, besides those of every agent.
 
   Attributes:
     td_lambda: lambda of TD(lambda), GAE and V-trace. With 0, returns bootstrap
@@ -103,8 +103,8 @@ class Loss(Protocol):
   ) -> losses.ActorCriticLoss:
     """Returns per-step losses `[T, B]` of an unroll `[T + 1, B, ...]`.
 
-    It was evaluated by the learned parameters. The `hyperparameters` are those
-    of the `AgentState`, each `[]`.
+    `evaluation` was made with the learned parameters. The `hyperparameters` are
+    those of the `AgentState`, each `[]`.
     """
 
 
@@ -121,7 +121,7 @@ def make(
   """Makes an agent from its loss; see also `base.Config.make`.
 
   An update has `steps_per_update` optimizer steps. The loss is `separable` if
-  the losses of an unroll do not depend on the others of its batch.
+  the losses of an unroll do not depend on other unrolls of its batch.
 
   Raises:
     types.ConfigError: no action distribution fits the action spec.
@@ -196,8 +196,8 @@ def differentiate(
 
   `per_step` maps parameters and some entries of this core's batch to losses,
   `[T, N]` each. `axes` are the axes of the entries in the batch's arrays, see
-  `blocks.gradient`; None if losses of an entry depend on others. The weights
-  of the losses are among the state's hyper-parameters.
+  `blocks.gradient`; None if losses of an entry depend on other entries. The
+  weights of the losses are among the state's hyper-parameters.
   """
   costs = state.hyperparameters
 
@@ -252,7 +252,7 @@ def _diagnosed(
     metrics["advantage_std"] = jnp.sqrt(variances["advantage"])
   if {"value_target", "value_error"} <= set(variances):
     unexplained = variances["value_error"] / (variances["value_target"] + 1e-8)
-    # Without a bound, one batch of equal targets would hide all others in a
-    # mean.
+    # Without a bound, one batch of equal targets would dominate a mean over
+    # batches.
     metrics["explained_variance"] = jnp.maximum(1.0 - unexplained, -1.0)
   return metrics

@@ -16,7 +16,7 @@ from seedx.on_cpu import blocks, permutations
 
 @dataclasses.dataclass(frozen=True)
 class Config(policy_gradient.Config):
-  """PPO's hyper-parameters, beside those of every actor-critic.
+  """PPO's hyper-parameters, besides those of every actor-critic.
 
   Attributes:
     clip_epsilon: clip range of the probability ratio.
@@ -24,7 +24,7 @@ class Config(policy_gradient.Config):
     epochs: passes over the batch in an update.
     minibatches: minibatches in an epoch, one optimizer step each. Feed-forward
       agents shuffle single steps, recurrent agents whole unrolls; the number of
-      minibatches must divide the number of these on each core.
+      minibatches must divide the number of steps or unrolls on each core.
     target_kl: limit of `approx_kl`: an update ends at the first minibatch above
       it, without a step on it; 0 for no limit. Usual values are 0.01 to 0.05.
       Stable-Baselines3 multiplies its `target_kl` by 1.5.
@@ -85,10 +85,10 @@ class Entries(NamedTuple):
   Attributes:
     inputs: `[C, N, ...]`.
     action: `[C, N, ...]`, the actions taken.
-    core_state: `[N, ...]`, the network's before the first step of each entry.
+    core_state: `[N, ...]`, state of the network before each entry's first step.
     behaviour_log_prob: `[C, N]`, log mu(a) of the parameters that acted.
     before: `[C, N, ...]`, evaluation by the parameters before the update, which
-      in `sync` and `anakin` are those that acted.
+      in `sync` and `anakin` also acted.
     advantage: `[C, N]`, GAE.
     weight: `[C, N]`, see `losses.Transitions`.
   """
@@ -158,8 +158,8 @@ def make(
   """Makes an agent that learns as PPO does; see also `base.Config.make`.
 
   The loss is `separable` if the losses of an entry do not depend on the other
-  entries of its minibatch. A loss with a mean over the minibatch is not. With
-  `target_kl`, the loss must have `approx_kl` among its diagnostics.
+  entries of its minibatch, as they would through a mean over the minibatch.
+  With `target_kl`, the loss must have `approx_kl` among its diagnostics.
 
   Raises:
     types.ConfigError: no action distribution fits the action spec.
@@ -329,7 +329,7 @@ def _take_steps_until(
 ) -> tuple[base.AgentState, jax.Array, dict[str, jax.Array]]:
   """Takes steps until a minibatch has a KL above the target.
 
-  The KL is a mean over all cores, so all end at the same minibatch.
+  The KL is a mean over all cores, so all cores end at the same minibatch.
 
   Returns:
     The state; the number of steps taken, `[]` int32; and means of the metrics

@@ -22,7 +22,7 @@ REPLAY = replay.PrioritizedConfig(
 
 @dataclasses.dataclass(frozen=True)
 class Config(dqn.Config):
-  """R2D2's hyper-parameters, beside those of DQN.
+  """R2D2's hyper-parameters, besides those of DQN.
 
   A window is a sequence of `burn_in` steps and `sequence_length` transitions. A
   sequence starts every `unroll_length` steps, so sequences overlap. They cross
@@ -37,11 +37,11 @@ class Config(dqn.Config):
     burn_in: steps without a gradient at the start of a sequence, with which the
       online and the target network each bring their memory up to date.
     sequence_length: transitions after the burn-in. Gradients go no further
-      back, so what must be remembered has to fit into them.
+      back, so the memory learns to bridge at most as many steps.
     stored_state: whether a sequence begins with the memory's state from acting.
       If not, it begins with the state at an episode's start.
     priority_max_share: eta; a sequence's priority is eta times its largest TD
-      error plus 1 - eta times their mean.
+      error plus (1 - eta) times its mean TD error.
   """
 
   learning_rate: float = 2e-3

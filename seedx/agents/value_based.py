@@ -18,7 +18,7 @@ from seedx.agents import windows as windows_lib
 
 @dataclasses.dataclass(frozen=True)
 class Config(windows_lib.Config):
-  """Hyper-parameters of agents with Q-values, beside those of windows.
+  """Hyper-parameters of agents with Q-values, besides those of windows.
 
   Attributes:
     double: double Q-learning, where the target network evaluates the action
@@ -51,8 +51,8 @@ class Acting(NamedTuple):
 
   Attributes:
     variables: variables of the model.
-    epsilon: `[]`, current epsilon; environments whose `Inputs.exploration` is
-      larger use that instead.
+    epsilon: `[]`, current epsilon; an environment whose `Inputs.exploration` is
+      larger uses its exploration instead.
     discount: `[]`, gamma, for the initial priorities of windows.
   """
 
@@ -89,7 +89,7 @@ class Evaluation(NamedTuple):
   Attributes:
     outputs: `[T + 1, B, ...]`, the head's outputs with the learned parameters.
       Q-values of illegal actions are far below all others.
-    target_outputs: `[T + 1, B, ...]`, those with the target parameters.
+    target_outputs: `[T + 1, B, ...]`, outputs with the target parameters.
     action: `[T, B]` int32, the actions taken.
     step_type: `[T + 1, B]` int32.
     reward: `[T + 1, B]`, scaled and clipped.
@@ -128,9 +128,9 @@ def make(
   """Makes an agent from its loss; see also `base.Config.make`.
 
   `head` is a module from features `[T, B, F]` to Q-values `[T, B, A]`, or to a
-  NamedTuple with `q_values`; None for `networks.QHead`. It is `noisy` if it has
-  noisy layers, whose noise lasts for an episode in acting, and for a window in
-  learning.
+  NamedTuple with `q_values`; None for `networks.QHead`. A head is `noisy` if it
+  has noisy layers, whose noise lasts for an episode in acting, and for a window
+  in learning.
 
   A loss `bootstraps` if it needs only two steps of an n-step return: the first
   one, and the one to bootstrap from. Then, without a memory, a window with one
