@@ -9,7 +9,7 @@ import os
 
 # Values of mallopt(3)'s M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, which are ints.
 _THRESHOLDS = {-1: 2**31 - 1, -3: 2**30}
-# Environment variables by which users set them.
+# Environment variables by which users set these values.
 _VARIABLES = (
   "MALLOC_TRIM_THRESHOLD_",
   "MALLOC_MMAP_THRESHOLD_",

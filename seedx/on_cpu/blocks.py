@@ -31,8 +31,8 @@ def gradient(
       over the part, and outputs `[T, N, ...]` of its N entries of T steps.
     params: parameters to differentiate with respect to.
     batch: nest of arrays.
-    axes: prefix of the batch with the index of each array's entry axis; None to
-      compute the whole batch at once.
+    axes: prefix of the batch's structure, with the index of the entry axis of
+      its arrays; None to compute the whole batch at once.
 
   Returns:
     The gradient, and the outputs of all entries.
@@ -74,7 +74,7 @@ def outputs(
 def _num_blocks(
   function: Callable[[Any], types.Tree], batch: Any, axes: Any
 ) -> int:
-  """Returns the number of equal blocks of up to `STEPS` steps, or else 1."""
+  """Returns a number of equal blocks of up to `STEPS` steps; 1 if none fits."""
   if axes is None:
     return 1
   steps, entries, *_ = jax.tree.leaves(jax.eval_shape(function, batch))[0].shape

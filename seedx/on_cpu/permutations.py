@@ -16,9 +16,9 @@ _ROUNDS = 6
 def random(rng_key: jax.Array, size: int) -> jax.Array:
   """Draws a permutation of 0 to `size - 1` >= 0, `[size]` uint32 or int32.
 
-  A small permutation is JAX's. A large one enciphers each number with a Feistel
-  network, which permutes all numbers of b bits. A result of `size` or more is
-  enciphered again until it is smaller (Black and Rogaway 2002,
+  JAX draws a small permutation. For a large one, each number is enciphered with
+  a Feistel network, which permutes all numbers of b bits. A result of `size` or
+  more is enciphered again until it is smaller (Black and Rogaway 2002,
   https://doi.org/10.1007/3-540-45760-7_9, "cycle walking").
   """
   if size <= _SORTED:

@@ -26,7 +26,7 @@ def dot_general(
   """
   if kernel.shape[1] > _FEW:
     return jax.lax.dot_general(features, kernel, dimension_numbers, precision)
-  # Without the barrier, XLA transposes it back.
+  # Without the barrier, XLA transposes the kernel back.
   transposed = jax.lax.optimization_barrier(kernel.T)
   contracted = (features.ndim - 1,), (1,)
   return jax.lax.dot_general(
