@@ -21,7 +21,7 @@ class Inbox:
     self._shares = channels.Channel[types.Share](capacity * len(cores))
     self._num_cores = len(cores)
     self._next_core = itertools.cycle(cores)
-    # Keeps the order of shares in the channel the same as that of their cores.
+    # Keeps the shares in the channel in the order of their cores.
     self._putting = threading.Lock()
     self._waits = metrics.Waits({metrics.WAIT_EXPERIENCE: 1})
 

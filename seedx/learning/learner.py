@@ -89,7 +89,8 @@ class Config(hosts_lib.Config):
   def parts_of_unrolls(self, replay: replay_lib.Config | None) -> int:
     """Returns the number of equal parts into which a batch of unrolls is split.
 
-    It is `parts`; or `num_cores` with a replay, which is sampled for updates.
+    It is `parts`; or `num_cores` with a replay, whose samples are then split
+    into micro-batches instead.
 
     Raises:
       types.ConfigError: the replay is prioritized and `micro_batches` is above
@@ -152,7 +153,7 @@ class Learner:
   Attributes:
     agent: the agent that learns.
     version: version of the newest parameters: the number of updates so far,
-      including those that were skipped or had no batch of any host.
+      including those that were skipped, or for which no host had a batch.
     learned_steps: number of env steps learned from in finished updates; resets
       and skipped updates do not count.
     cores: the learner devices of this host, in order.
@@ -211,7 +212,7 @@ class Learner:
       else updates.Accumulated(on_core, self._mesh, micro_batches)
     )
     self._skipped = counters.Skipped()
-    # Number of updates without a batch of any host, see `together`.
+    # Number of updates for which no host had a batch, see `together`.
     self._idle = 0
     self._pending: list[pending.Update] = []
     # Env steps and batches that had been learned from, but not reported to the
@@ -280,7 +281,7 @@ class Learner:
 
     An update whose result is not finite is skipped (`updates.keep_finite`): the
     state stays the same, and the version increases. The batch is None on a host
-    that has none for an update of all hosts.
+    that has no batch for an update of all hosts.
 
     Raises:
       RuntimeError: many updates in a row were skipped.
@@ -312,7 +313,7 @@ class Learner:
   def publish(self, wait: bool = True) -> None:
     """Publishes the newest acting parameters; waits until they are computed.
 
-    Without `wait`, `newest` returns older ones until then.
+    Without `wait`, `newest` returns older parameters until then.
     """
     self._published.put(self.acting(), self.version, wait)
 
@@ -425,7 +426,7 @@ class Learner:
     batch = sharding.assemble(parts, self._mesh, specs)
     return updates.Inputs(np.int32(self.version), self._rng_key, batch)
 
-  # `together.Together`, which learns with other hosts, overrides the rest.
+  # `together.Together`, which learns with other hosts, overrides these methods.
 
   def _all_cores(self, config: Config) -> Sequence[jax.Device]:
     return self.cores

@@ -113,7 +113,7 @@ class Plan:
     """
     if self.replay is None:
       return experience.Once()
-    # Each process counts the same part, so that all make the same updates.
+    # Each process counts an equal part, so that all make the same updates.
     count_steps = None
     if acted is not None:
       count_steps = functools.partial(self._steps_of_process, acted)

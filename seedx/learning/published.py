@@ -14,8 +14,8 @@ from seedx.learning import pending
 class Published:
   """The newest acting parameters on each device that acts.
 
-  An update may still be computing the parameters that are put here. Until it is
-  done, `newest` returns older ones, so that acting does not wait for learning.
+  An update may still be computing the newest parameters. Until it has ended,
+  `newest` returns older ones, so that acting does not wait for learning.
   """
 
   def __init__(self, devices: Sequence[jax.Device]) -> None:
@@ -27,8 +27,8 @@ class Published:
   def put(self, acting: types.Tree, version: int, wait: bool) -> None:
     """Publishes acting parameters; if `wait`, waits until they are computed.
 
-    No later update may donate them, because a device that has them already does
-    not copy them.
+    No later update may donate the parameters: on a device that already has
+    them, they are not copied.
     """
     on_devices = {x: sharding.put(acting, x) for x in self._devices}
     if wait:
@@ -61,5 +61,5 @@ class _Version:
   version: int
 
   def is_computed(self) -> bool:
-    """Returns whether acting with them need not wait for an update."""
+    """Returns whether acting can use the parameters without waiting."""
     return pending.is_ready(list(self.on_devices.values()))

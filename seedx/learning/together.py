@@ -19,11 +19,11 @@ from seedx.runtime import hosts as hosts_lib
 
 
 class Inputs(NamedTuple):
-  """The `updates.Inputs` over the cores of all hosts, with their reports.
+  """The `updates.Inputs` over the cores of all hosts, with hosts' reports.
 
   Attributes:
     reports: `[cores, ...]`, each host's report at its first core, and zeros at
-      its others.
+      its other cores.
   """
 
   version: types.Array
@@ -119,7 +119,7 @@ class Together(learner.Learner):
     """Compiles the update on all hosts, then runs it without an effect.
 
     The hosts meet in between, because a running update waits at most half a
-    minute for the others.
+    minute for the other hosts.
     """
     parts = self._source.example(shares).parts
     self._nothing = [jax.tree.map(jnp.zeros_like, part) for part in parts]
@@ -187,7 +187,7 @@ class Together(learner.Learner):
 
   def _inputs_of(self, batch: experience.Batch | None) -> Inputs:
     # Without this, the update would wait on the device for other hosts, and
-    # inference on the device for the update.
+    # inference would wait for the update.
     self._hosts.meet("update")
     report = self._hosts.report(batch is not None)
     return self._with_report(report, batch.parts if batch else self._nothing)
@@ -195,7 +195,7 @@ class Together(learner.Learner):
   def _with_report(
     self, report: hosts_lib.Report, parts: Sequence[types.Tree]
   ) -> Inputs:
-    # The sum over cores has each host's report once.
+    # The sum over all cores thus has each host's report once.
     of_cores = [report, *(hosts_lib.empty_report() for _ in self.cores[1:])]
     shards = [
       jax.device_put(jax.tree.map(lambda leaf: leaf[None], x), core)
