@@ -1,1 +1,1 @@
-"""Roles: the stateful shells around the pure functions."""
+"""Roles: the threads and the state around the pure functions."""

@@ -17,7 +17,7 @@ from seedx import channels, metrics, signals, types
 _NOTE_SECONDS = 3.0
 # Seconds after which a line of metrics is late, and the watch writes one.
 _LATE_SECONDS = 5.0
-# Seconds after a signal within which threads must end, then the process.
+# Seconds after a signal within which threads must end, and then the process.
 _END_SECONDS = 6.0
 _LEAVE_SECONDS = 9.0
 # Seconds after a signal within which the last checkpoint is saved and the sinks
@@ -44,20 +44,20 @@ class Saver(Protocol):
     """Whether the last checkpoint of the run is on the disk."""
 
   def rescue(self) -> str:
-    """Saves the newest state without the replay; returns a report of it."""
+    """Saves the newest state without the replay; returns a report."""
 
 
 class Watch:
-  """A watch over a run, from a thread that takes no part in it.
+  """A watch over a run, from a thread that is not part of the run.
 
   An env step or an update is progress. Nothing counts as a hang before the
   first update of this start, while programs are compiled.
 
   Attributes:
     saver: saver of the run; None before there is anything to save.
-    leaving: functions that end the processes that this one has started. They
-      are called, the last one first, if the process ends without waiting for
-      threads that hang.
+    leaving: functions that end the processes that this process has started.
+      They are called, the last one first, if this process ends without waiting
+      for threads that hang.
   """
 
   def __init__(
@@ -66,7 +66,7 @@ class Watch:
     hang_seconds: float = 120.0,
     leaves: bool = False,
   ) -> None:
-    """Makes a watch that is idle before `begin`.
+    """Makes a watch that is idle until `begin`.
 
     Args:
       ending: source of the time of a signal; calls `look`.
@@ -94,7 +94,7 @@ class Watch:
     self._has_learned = self._is_over = False
     # Seconds without progress at which the hang is reported next.
     self._next_seconds = hang_seconds
-    # The place of each thread and the time since which it is there, by name.
+    # By name of a thread: its place in the code, and since when it is there.
     self._places: dict[str, tuple[str, float]] = {}
     self._is_closing, self._closed_seconds = False, -math.inf
     # Held by the thread that ends the run: the watch's or the main thread.
@@ -123,7 +123,7 @@ class Watch:
 
   @contextlib.contextmanager
   def closing(self, sinks: Sequence[metrics.Sink]) -> Iterator[None]:
-    """Closes sinks at the end, for which they have more time than threads."""
+    """Closes sinks at the end; they may take longer than threads."""
     try:
       yield
     finally:
@@ -255,8 +255,8 @@ class Watch:
 def _place(frame: python_types.FrameType) -> str:
   """Describes the innermost function of seedx in a stack.
 
-  The description ends with the first line of its docstring. The functions of
-  channels are left out, in favor of the one that uses them.
+  The description ends with the first line of the function's docstring. For a
+  function of `channels`, the function that called it is described.
   """
   inner: python_types.FrameType | None = frame
   while inner is not None and not _is_reported(inner.f_code.co_filename):

@@ -32,7 +32,7 @@ class Config:
     coordinator: HOST:PORT at which host 0 listens for the others; empty to take
       it from SLURM, Kubernetes or Cloud TPU.
     starved_seconds: seconds without a batch after which a host leaves updates
-      to the others until it has one.
+      to the other hosts until it has a batch.
     meet_seconds: seconds to wait for all hosts at the start.
   """
 
@@ -62,9 +62,9 @@ class Config:
 
 
 class Report(NamedTuple):
-  """One host's counts for the exchange of an update, or their sums over all.
+  """One host's counts for the exchange of an update, or the sums of all hosts.
 
-  All of it is float32, so that it is one vector in the exchange; counts are
+  All arrays are float32, so that they are exchanged as one vector; counts are
   exact up to 2^24.
 
   Attributes:
@@ -123,9 +123,9 @@ class Hosts:
     index: index of this host.
     count: number of hosts.
     starved_seconds: see `Config`.
-    over: event set after the same update on all hosts, when one of them wants
-      to stop or all env steps are made.
-    status: exit status that they have agreed on.
+    over: event that is set after the same update on all hosts, when a host
+      wants to stop, or all env steps are made.
+    status: exit status that the hosts have agreed on.
     failed: whether this host has failed, so that all must stop.
     rescue: saves what can be saved, before this process ends because another
       host is lost.
@@ -188,7 +188,7 @@ class Hosts:
   def counted(self, seeds: S) -> S:
     """Exchanges the counts of `seeds` from now on; returns `seeds`.
 
-    A resumed run thus skips the seeds of all hosts.
+    A resumed run thus skips the seeds that any host has handed out.
     """
     self._seeds = seeds
     return seeds
@@ -225,7 +225,7 @@ class Hosts:
       self.over.set()
 
   def measure(self) -> dict[str, metrics.Value]:
-    """Returns its metrics."""
+    """Returns the metrics of the hosts."""
     return {"hosts_starved": self.count - self._batches}
 
 
@@ -283,7 +283,7 @@ class _Acted(counters.Acted):
     return taken
 
   def add_all(self, counts: _Counts, totals: np.ndarray) -> None:
-    """Adds sums over all hosts, as if each episode had the mean of all."""
+    """Adds sums over all hosts; each episode counts with the mean of all."""
     episodes = max(1, counts.episodes)
     means = np.full((2, counts.episodes), (totals / episodes)[:, None])
     super().add(counts.env_steps, *means)

@@ -31,8 +31,8 @@ class Config(abc.ABC):
   """Base class of pipelines, with the options of every run.
 
   Attributes:
-    total_steps: number of env steps to train for, those before a resume
-      included.
+    total_steps: number of env steps to train for, including those before a
+      resume.
     seed: random seed of environments, initial parameters and sampling.
     log_seconds: seconds between two lines of metrics.
     hang_seconds: seconds without an env step or an update after which the
@@ -60,7 +60,7 @@ class Config(abc.ABC):
     types.check_settings(self)
 
   def with_sockets(self, folder: str) -> Self:
-    """Returns the config with sockets in a folder as its missing addresses."""
+    """Returns the config with sockets in a folder for missing addresses."""
     del folder  # This config has no address.
     return self
 
@@ -218,7 +218,7 @@ class Process:
     return int(saved["acted"]["env_steps"])
 
   def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
-    """Continues from a checkpoint, before `run`; excludes the replay.
+    """Continues from a checkpoint, without its replay; called before `run`.
 
     Args:
       load: maps a nest with the shapes of `saved` to the saved nest.

@@ -38,7 +38,7 @@ def run(
   Raises:
     types.ConfigError: the server's address is in use.
     Exception: the first exception of a thread.
-    TimeoutError: a thread has not ended within a minute of the end.
+    TimeoutError: a thread has not ended within a minute after the run.
   """
   team = ThreadGroup(context.stop, context.hosts)
   watch = watch or hangs.Watch()
@@ -92,8 +92,8 @@ class ThreadGroup:
   """Threads that stop together: if one fails, all stop.
 
   Attributes:
-    stop: event that ends the threads. Each of their waits ends with it, or by
-      `Process.stopping`, which `run` then calls.
+    stop: event that ends the threads. Every wait of a thread ends with it, or
+      by `Process.stopping`, which `run` then calls.
   """
 
   def __init__(
@@ -101,7 +101,7 @@ class ThreadGroup:
     stop: threading.Event | None = None,
     others: hosts_lib.Hosts | None = None,
   ) -> None:
-    """Makes a group without threads; `others` stop if a thread here fails."""
+    """Makes a group without threads; if a thread fails, `others` stop, too."""
     self.stop = stop or threading.Event()
     self._others = others or hosts_lib.Hosts()
     self._threads: list[threading.Thread] = []

@@ -29,7 +29,7 @@ class Compiling:
     self._intervals: list[tuple[float, float]] = []
 
   def add(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-    """Counts an event of JAX that has just ended, if it is of a compilation."""
+    """Counts an event of JAX that has just ended, if it is a compilation."""
     if event not in _EVENTS:
       return
     with self._lock:
@@ -62,7 +62,7 @@ class WallClock:
 
   @property
   def wall_seconds(self) -> float:
-    """Seconds since the start, plus those before it."""
+    """Seconds since this start, plus those of all earlier starts."""
     return self.past_seconds + time.monotonic() - self.started_seconds
 
   def restart(self) -> None:
@@ -70,7 +70,7 @@ class WallClock:
     self.started_seconds = time.monotonic()
 
   def measure(self) -> dict[str, metrics.Value]:
-    """Returns its metrics; `compile_seconds` is of this start."""
+    """Returns the metrics of time; `compile_seconds` counts this start only."""
     return {
       "wall_seconds": self.wall_seconds,
       "compile_seconds": _compiling.seconds - self._compiled_before,
