@@ -97,7 +97,7 @@ def _send_error(error: str) -> None:
 
 
 if __name__ == "__main__":
-  # The parent gets the signals to a group of processes too, and decides.
+  # The parent also gets signals to the process group, and decides what ends.
   for number in signals.ENDING:
     signal.signal(number, signal.SIG_IGN)
   signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.ENDING)

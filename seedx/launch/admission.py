@@ -15,7 +15,7 @@ from seedx.wire import server as server_lib
 
 # Streams for processes that wait or are refused.
 _MORE_STREAMS = 16
-# Refusals that are reported: a peer may cause any number of them.
+# Maximum number of reported refusals, since a peer may cause any number.
 _MAX_MESSAGES = 100
 
 

@@ -27,11 +27,11 @@ from seedx import signals, types
 from seedx.runtime import hosts
 
 # Seconds without a sign of a host after which the others end with a message.
-# JAX's own heartbeats end them later, by a crash.
+# JAX's own heartbeats would end them later, by a crash.
 _SILENT_SECONDS = 25.0
 _JAX_SILENT_SECONDS = 100
 _SIGN_SECONDS = 1.0
-# Seconds for the checkpoint that is then saved.
+# Seconds for the checkpoint that the other hosts then save.
 _RESCUE_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 _REMIND_SECONDS = 60.0
@@ -63,7 +63,7 @@ def joined(
   Args:
     config: the number of hosts, and the coordinator's address.
     stop: event that is set when this host wants to stop.
-    ending: the exit status that it then wants.
+    ending: the exit status with which this host wants to stop.
 
   Raises:
     types.ConfigError: the hosts cannot connect with this config.
@@ -101,7 +101,7 @@ def joined(
 
 
 def check_same(settings: Mapping[str, Any]) -> None:
-  """Compares the settings of all hosts, which must all call it, and only once.
+  """Compares the settings of all hosts; each host must call it exactly once.
 
   Raises:
     types.ConfigError: a setting differs.
@@ -120,7 +120,7 @@ def check_same(settings: Mapping[str, Any]) -> None:
 
 
 def broadcast(content: bytes) -> bytes:
-  """Returns host 0's content; all hosts must call it together, only once."""
+  """Returns host 0's content; each host must call it exactly once."""
   client, key = _client(), "seedx/size"
   is_first = jax.process_index() == 0
   if is_first:
@@ -204,7 +204,7 @@ def _wait(
   stop: threading.Event,
   ending: signals.Ending,
 ) -> None:
-  """Waits for a thread that connects; exits after `stop` or if it is late."""
+  """Waits until a thread has connected; exits after `stop` or if it is late."""
   began = reminded = time.monotonic()
   while connecting.is_alive():
     connecting.join(_LOOK_SECONDS)
@@ -250,7 +250,7 @@ class _Signs:
     self._hosts = all_hosts
     self._ended = threading.Event()
     # When host 0 has died, JAX ends this process without a chance for Python to
-    # print why. A shell that outlives it does so.
+    # print why. A shell outlives this process and prints the reason.
     self._reporter = subprocess.Popen(
       ["sh", "-c", 'read -r over || printf "%s\\n" "$0" >&2', _SUDDEN],
       stdin=subprocess.PIPE,

@@ -12,7 +12,7 @@ from typing import Protocol
 from seedx import signals, types
 from seedx.launch import nodes
 
-# The number of deaths within this time that ends a run.
+# The run ends after this number of deaths of an instance within this time.
 _FATAL_DEATHS = 6
 _WITHIN_SECONDS = 600.0
 # The first restart is at once, the second after this time, the next ones after
@@ -106,9 +106,9 @@ class Instances:
 class Processes(Instances):
   """The instances of some nodes as processes of this machine.
 
-  The standard input of each process is a socket from this one, and the process
-  ends when the socket closes. So all processes end when this one exits in any
-  way. They ignore the signals that end a group of processes, because this one
+  The standard input of each process is a socket from this process, and the
+  process ends when the socket closes. So all processes end when this one exits
+  in any way. They ignore signals to the process group, because this process
   gets the signals too, and decides.
   """
 
@@ -159,7 +159,7 @@ class _Instance:
     self.running = start(node.role, message)
 
   def check(self) -> bool:
-    """Restarts a dead instance when it is time; returns whether it did."""
+    """Restarts a dead instance when it is due; returns whether it was due."""
     if self._due_seconds is None:
       status = self.running.status()
       if not status:

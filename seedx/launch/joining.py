@@ -5,15 +5,15 @@ A process that joins opens the stream `JOIN` with the hello::
     {"version": "0.2.0", "role": "actor", "address": "", "experiment": "",
      "options": {}}
 
-`role` may be empty if the run has only one. `address` is that of a process that
-listens. `experiment` and `options` may be empty; otherwise the learner refuses
-the process unless they are its own. The welcome has the assigned role, and the
-run's experiment and options::
+`role` may be empty if the run has only one. `address` is where the process
+listens, if it does. `experiment` and `options` may be empty; otherwise the
+learner refuses the process unless they equal its own. The welcome has the
+assigned role, and the run's experiment and options::
 
     {"version": "0.2.0", "role": "actor", "needs_jax": false,
      "experiment": "seed_vtrace", "options": {"env": "CartPole-v1", ...}}
 
-The stream stays open as long as both processes live; the one that has joined
+The stream stays open as long as both processes live; the process that joined
 sends an empty request each minute. All messages are JSON: nothing that arrives
 is unpickled, and no module is imported because a message names it.
 """
@@ -41,8 +41,8 @@ class Config:
   """The options of a process that joins.
 
   Attributes:
-    give_up_seconds: seconds without a learner after which a process that joins
-      one exits with status 3; the default leaves time to start it again.
+    give_up_seconds: seconds without a learner after which a joining process
+      exits with status 3; the default leaves time to restart the learner.
   """
 
   give_up_seconds: float = types.setting(
@@ -58,7 +58,7 @@ class Hello:
   """The request of a process that joins.
 
   Attributes:
-    role: role that it requests; empty for the only one.
+    role: requested role; empty if the run has only one.
     address: address at which it listens, HOST:PORT or unix:PATH; empty for a
       role that does not listen.
     experiment: experiment that the learner must run; empty for any.

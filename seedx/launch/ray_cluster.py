@@ -150,7 +150,7 @@ def elsewhere(
 
   Args:
     work: `(stop, ending)`, does the learner's work on the cluster until it is
-      done or `stop` is set. It must notice by itself that it has begun before.
+      done or `stop` is set. It must notice by itself when it begins again.
     config: the cluster, and the resources of the learner.
     stop: event that ends the learner.
     ending: the signal that has set `stop`.
