@@ -1,1 +1,1 @@
-"""Topologies: where inference runs, what crosses the network, what learns."""
+"""Pipelines: which roles run where, and what crosses between them."""

@@ -58,7 +58,7 @@ class State(NamedTuple):
     timestep: `[N, ...]` newest time steps, which have no action yet.
     acting: `[N, ...]` acting states.
     episode_return: `[N]` float32, returns of the current episodes so far.
-    episode_length: `[N]` int32, their env steps.
+    episode_length: `[N]` int32, env steps of the current episodes so far.
     past: `[L - T - 1, N, ...]` `types.Unroll`, the steps that the next unroll
       begins with, each with its core state.
     replay: `[cores, ...]` replays of the cores; () if there is none.
@@ -126,7 +126,7 @@ class Program:
     """Makes the environment and the agent; `num_envs` is over all cores.
 
     Raises:
-      types.ConfigError: they cannot be made, or do not fit together.
+      types.ConfigError: the two cannot be made, or do not fit together.
     """
     self._environment = functional.make(env)
     if env.observation_transform or env.info_keys:
@@ -148,7 +148,7 @@ class Program:
   def init(self, agent: base.AgentState, keys: Keys) -> State:
     """Returns the state of the training before its first rollout.
 
-    Its environments have already made the `past` steps before that.
+    The environments have already made the `past` steps before the rollout.
     """
     env = functional.init(self._environment, keys.env)
     spec, rows = self._spec.action, (self._num_envs,)

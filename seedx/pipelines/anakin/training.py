@@ -243,7 +243,7 @@ class Training:
 
   def _take_due(self) -> np.ndarray:
     """Takes the `[rollouts]` numbers of updates that are due in a call."""
-    # These ignore resets, which `_count` corrects for later.
+    # The numbers ignore resets, which `_count` corrects for later.
     rollouts, ratio = self._config.updates_per_call, self._ratio
     if ratio is None:
       return np.ones(rollouts, np.int32)
@@ -258,7 +258,7 @@ class Training:
   def _count(self, output: Any, updated: int, has_metrics: bool) -> None:
     """Counts the results of a call.
 
-    They are `[rollouts, ...]`, or `[seeds, rollouts, ...]` for several seeds.
+    These are `[rollouts, ...]`, or `[seeds, rollouts, ...]` for several seeds.
     """
     num_seeds = self._config.num_seeds
     if num_seeds == 1:
@@ -298,7 +298,7 @@ class Training:
   ) -> Any:
     """Returns a program for all seeds.
 
-    Only its first two arguments have an axis of seeds.
+    Only the function's first two arguments have an axis of seeds.
     """
     if self._config.num_seeds > 1:
       axes = (0, 0, *(None,) * (len(in_specs) - 2))

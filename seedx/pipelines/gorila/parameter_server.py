@@ -8,8 +8,8 @@ needs all of it, so workers clip gradients.
 
 A shard starts empty, and so does the shard of a restarted server. The first
 worker that connects sends it parameters and their version; at the start of a
-run all workers have the same ones. The optimizer's state of a dead server is
-lost. A checkpoint's state can be restored only before the first gradient.
+run all workers have the same parameters. The optimizer's state of a dead server
+is lost. A checkpoint's state can be restored only before the first gradient.
 
 A worker sends gradients on the stream `PUSH`, whose replies have the newest
 parameters. `START` is a call with parameters for an empty shard, and `TARGET`
@@ -152,7 +152,7 @@ class Shard:
     server.bind(RESTORE, self.restore, state, wire.NOTHING)
 
   def start(self, params: Vector) -> Reply:
-    """Takes parameters if the shard is empty; replies with its parameters.
+    """Fills the shard if it is empty; replies with the shard's parameters.
 
     Raises:
       wire.Refused: INVALID_ARGUMENT, a parameter is not finite, or a number is
@@ -295,8 +295,8 @@ class Client:
   """A worker's client of all parameter servers.
 
   Attributes:
-    params: float32 vector of all shards' newest parameters received.
-    target_params: the same of target parameters.
+    params: float32 vector of the newest parameters received from all shards.
+    target_params: the same for target parameters.
   """
 
   def __init__(
@@ -339,7 +339,7 @@ class Client:
 
     Raises:
       wire.WireError: UNAVAILABLE, a server does not answer: try again; or
-        FAILED_PRECONDITION, the number of addresses is not that of shards.
+        FAILED_PRECONDITION, there are more or fewer addresses than shards.
     """
     self.close()
     if len(addresses) != len(self._parts):
@@ -360,11 +360,11 @@ class Client:
 
     Args:
       gradient: float32 vector, gradient of the loss with respect to `params`.
-      resets: fraction of its batch that is resets.
+      resets: fraction of the gradient's batch that is resets.
 
     Returns:
       Whether all shards applied it, and its staleness: the mean number of other
-      updates since the parameters that it was computed with.
+      updates since its parameters were received.
 
     Raises:
       wire.WireError: UNAVAILABLE, a server has stopped; `connect` again.

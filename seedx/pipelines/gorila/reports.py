@@ -2,7 +2,7 @@
 
 A worker opens the stream `REPORT` with a hello of `{"num_envs": n}`, leases
 slots as in `protocol`, and sends a `Report` after each unroll. The welcome of
-the stream `SERVERS` is `{"addresses": [...]}`, those of the parameter servers.
+the stream `SERVERS` is `{"addresses": [...]}`, of the parameter servers.
 """
 
 import functools
@@ -165,7 +165,7 @@ class Reports:
     """Opens a worker's session, once the parameter servers are restored.
 
     Raises:
-      wire.Refused: UNAVAILABLE, they are not restored; or see
+      wire.Refused: UNAVAILABLE, servers are not restored; or see
         `sessions.Sessions.open`.
     """
     if not self._is_ready():
@@ -238,7 +238,7 @@ class Reports:
     steps_per_gradient = self._replay.steps_per_update(
       self._needs.learned_steps
     )
-    # One more gradient may be due from the steps before.
+    # One more gradient may be due from earlier steps.
     maximum = unlearned / steps_per_gradient + 1
     wire.check_range("gradients that its steps allow", made, 0, maximum)
     assert self._needs.window is not None  # The agent learns from a replay.

@@ -50,9 +50,9 @@ class SavedShards:
     self._addresses = addresses
     self._stop = stop
     self._security = security
-    # The state that the servers are still to be given.
+    # The states that the servers have yet to receive.
     self._restored: Sequence[base.AgentState] | None = None
-    # The servers' state at the end of the run.
+    # The states of the servers at the end of the run.
     self._last: list[base.AgentState] | None = None
 
   def form(self) -> list[base.AgentState]:
@@ -81,7 +81,7 @@ class SavedShards:
     ]
 
   def fetch_last(self) -> None:
-    """Fetches the last state, because servers end together with the learner."""
+    """Fetches the last states, because servers end when the learner does."""
     with contextlib.suppress(wire.WireError):  # The last `saved` raises it.
       self._last = self.saved()
 

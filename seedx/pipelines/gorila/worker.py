@@ -99,7 +99,7 @@ class Shapes(NamedTuple):
 def _warm_up(
   programs: local_actor.Programs, learner: "_Learner", batch: types.Tree
 ) -> None:
-  """Compiles, so that the worker takes no place in the run meanwhile."""
+  """Compiles before the worker joins, so that it leases no slots meanwhile."""
   device = jax.local_devices()[0]
   state, acting, _ = learner.newest()
   programs.warm_up(acting, device)
@@ -322,7 +322,7 @@ class _Worker:
     return True
 
   def _connect(self) -> bool:
-    """Connects to the parameter servers; False if the run is over first."""
+    """Connects to the parameter servers; returns False if the run is over."""
     security_check = wire.SecurityCheck("worker", self._security)
     servers: list[str] = []
     while not self._stop.is_set() and self._report():
