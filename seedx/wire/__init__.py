@@ -89,11 +89,11 @@ JSON object. If the server's object then has a `pipe` of 32 hexadecimal digits:
     has stopped, and the stream ends right after a reply: its work is over.
   * CANCELLED, if the client itself has not cancelled: the server has stopped
     before it opened the stream, or while the stream waited for a request or a
-    reply. Its work is over, as with OK. Without a pipe, the same status also
-    ends a stream whose client was silent, see UNAVAILABLE. If the details do
-    not have the form `name: reason`, a call of `/seedx/` shows which of the
-    two happened: if that ends with UNIMPLEMENTED or is not answered within 5 s,
-    the server is running, and the client should try again.
+    reply. The server's work is over, as with OK. Without a pipe, the same
+    status also ends a stream whose client was silent, see UNAVAILABLE. If the
+    details do not have the form `name: reason`, a call of `/seedx/` shows which
+    of the two happened: if it ends with UNIMPLEMENTED or is not answered within
+    5 s, the server is running, and the client should try again.
   * UNAVAILABLE: there is no server, or it has crashed, or it is stopping and
     the method has no sessions. Or, with a pipe, the client did not connect to
     the socket in time, or was silent: it sent no request, or received no reply,
@@ -110,14 +110,13 @@ JSON object. If the server's object then has a `pipe` of 32 hexadecimal digits:
     from the same host was silent, and other hosts have 5 s to take its place;
     or a request is larger than the layout allows (with a pipe), or more than
     about twice as large (without); or the handshake is too large.
-  * INTERNAL: the server's function raised an error, whose text the details
-    have.
+  * INTERNAL: the server's function raised an error; the details have its text.
   * DEADLINE_EXCEEDED: the client's own deadline has passed.
-  * Any other code: the function or the session has raised `Refused` with it.
+  * Any other code: the function or the session raised `Refused` with that code.
 
-A connection has at most 100 calls at a time, and a refused or cancelled call
-counts for 10 s longer. gRPC refuses further calls on it; open another
-connection for them. The end of a stream does not affect other streams. Both
+A connection has at most 100 calls at a time; a refused or cancelled call counts
+until 10 s after its end. gRPC refuses further calls on the connection; open
+another one for them. The end of a stream does not affect other streams. Both
 ends send keepalive pings every 20 s; a server accepts one every 5 s.
 
 **Thin actors.** A thin actor steps n environments for a learner of the pipeline
@@ -137,7 +136,7 @@ each key, in sorted order. If the columns differ, the learner refuses the call,
 and the details of the status list the columns that it expects. Replies have one
 column with an empty name: the actions for the rows of the request, in the same
 order. Its dtype and shape are in the server's handshake. A request has rows of
-any environments that are not waiting for an action, at most one of each, so
+any environments that are not waiting for an action, at most one for each, so
 several requests can be unanswered at a time.
 
   * The first row of an environment in a stream is a FIRST, and so is the row

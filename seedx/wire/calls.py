@@ -14,7 +14,7 @@ METADATA_BYTES = 1 << 20
 # need minutes to compile, to reset a slow simulator, or to step it for an
 # unroll; a stream that has no content for longer sends empty messages.
 SILENT_SECONDS = 300.0
-# With these, a lost connection is noticed after 40 s, at both ends.
+# With these options, both ends notice a lost connection after 40 s.
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
   ("grpc.max_send_message_length", -1),
   ("grpc.keepalive_time_ms", 20_000),
@@ -34,7 +34,7 @@ class WireError(Exception):
   """An error for a call that failed.
 
   Attributes:
-    code: status of the call; after UNAVAILABLE it may be tried again.
+    code: status of the call; after UNAVAILABLE, try the call again.
     message: description of the failure, for people.
   """
 

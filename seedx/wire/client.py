@@ -21,14 +21,14 @@ _OPTIONS: list[tuple[str, Any]] = [
   *calls.CHANNEL_OPTIONS,
   *calls.metadata_limit(calls.METADATA_BYTES),
   ("grpc.max_receive_message_length", -1),
-  # Each client has its own connection, so a stalled one delays no other.
+  # Each client has its own connection, so a stalled client delays no other.
   ("grpc.use_local_subchannel_pool", 1),
   ("grpc.enable_http_proxy", 0),
   ("grpc.initial_reconnect_backoff_ms", 100),
   ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
-# Time that the program's exit waits for each stream to end, and for all threads
-# that send requests.
+# Time for which the program's exit waits for each stream to end, and then for
+# all threads that send requests.
 _EXIT_SECONDS = 1.0
 # Time to wait for an answer that shows whether a server is stopping.
 _PROBE_SECONDS = 5.0
@@ -37,7 +37,7 @@ _PROBE_SECONDS = 5.0
 class Stream:
   """An open stream, whose replies come in the order of the requests.
 
-  Iteration or `receive` returns them. Iteration stops when all requests are
+  Iteration or `receive` returns replies. Iteration stops when all requests are
   answered, when the server has stopped (its work is over), or after `close`.
   Any other end raises `WireError`.
 
@@ -126,10 +126,10 @@ class Stream:
     return self.receive()
 
   def send(self, nest: types.Tree) -> None:
-    """Sends a request of a stream from `Client.exchange`.
+    """Sends a request; the stream must be one that `Client.exchange` opened.
 
-    If it does not fit the layout, the stream ends, and the next `receive`
-    raises ValueError.
+    If the request does not fit the layout, the stream ends, and the next
+    `receive` raises ValueError.
     """
     assert self._queue is not None
     if self._pipe is None:
@@ -245,7 +245,7 @@ def _end_streams() -> None:
 class Client:
   """A connection to a server.
 
-  It is made by the first call, and again after it was lost.
+  The first call connects, and so does the next call after a loss.
 
   Attributes:
     was_accepted: whether the server has accepted a stream of this client.
@@ -359,10 +359,10 @@ class Client:
     return stream
 
   def _failure(self, error: grpc.RpcError) -> calls.WireError:
-    """Returns a call's error, CANCELLED only if the server's work is over.
+    """Returns a call's error, which is CANCELLED only if the work is over.
 
     A CANCELLED without a reason, `name: message`, is ambiguous: gRPC sends it
-    for silent calls, and for calls that were idle as the server stopped.
+    for silent calls, and for calls that were idle when the server stopped.
     """
     failure = _wire_error(error)
     is_cancelled = failure.code is grpc.StatusCode.CANCELLED

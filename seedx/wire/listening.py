@@ -26,9 +26,9 @@ _SECRET_SECONDS = 1.0
 # this, the oldest one is closed.
 _MAX_WITHOUT_SECRET = 256
 _RETRY_SECONDS = 0.1
-# Errors that pass: no descriptor is left, or a client has left already.
+# Temporary errors: no descriptor is free, or the client has left already.
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOBUFS)
-# Descriptors that connections leave for other uses, such as checkpoints.
+# Number of descriptors for other uses than connections, such as checkpoints.
 _OTHER_DESCRIPTORS = 256
 _MAX_DESCRIPTORS = 2**16
 
@@ -49,7 +49,7 @@ class Listener:
       self._socket.close()
       raise
     self._changed = threading.Condition()
-    # Secrets of the expected clients, and the sockets of those that have come.
+    # By secret of an expected client: its socket, or None until it connects.
     self._expected: dict[bytes, socket.socket | None] = {}
     threading.Thread(target=self._accept, name="wire", daemon=True).start()
 
@@ -61,7 +61,7 @@ class Listener:
     return secret.hex()
 
   def wait(self, digits: str, max_bytes: int) -> pipe_lib.Pipe | None:
-    """Waits for the client with a secret; None if it does not come.
+    """Waits for the client with a secret; returns None if it does not come.
 
     `expect` has returned the `digits` of the secret. A message from the client
     may have up to `max_bytes`.
@@ -82,7 +82,7 @@ class Listener:
       os.unlink(self._path)
 
   def _accept(self) -> None:
-    """Accepts clients until the socket is closed; slow ones delay no other."""
+    """Accepts clients until the socket closes; a slow one delays no other."""
     arrivals: dict[socket.socket, _Arrival] = {}  # The oldest first.
     with selectors.DefaultSelector() as waits, self._socket:
       waits.register(self._socket, selectors.EVENT_READ)
@@ -144,10 +144,10 @@ class _Arrival:
 
 
 def check_free(address: str) -> None:
-  """Checks that a server can listen at an address, which gRPC does not.
+  """Checks that a server can listen at an address; gRPC does not check enough.
 
-  gRPC takes over a unix path on which another server listens, and is content
-  with one of the addresses of a host name.
+  gRPC takes over a unix path on which another server listens. If a host name
+  has several addresses, one that is free is enough for gRPC.
 
   Raises:
     types.ConfigError: the address is not valid, or is in use.
@@ -182,7 +182,7 @@ def check_free(address: str) -> None:
 
 
 def max_connections() -> int:
-  """Raises the limit of descriptors; returns that of connections."""
+  """Raises the limit of descriptors; returns the limit of connections."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   wanted = _MAX_DESCRIPTORS
   if hard != resource.RLIM_INFINITY:

@@ -21,8 +21,8 @@ _PATIENCE = (
 # Time before the first message about waiting: a server that starts together
 # with its clients needs this long.
 _QUIET_SECONDS = 30.0
-# Time between two examinations of a server that fails, time after which the
-# last one does not count any more, and time for which a problem may last.
+# Time between two examinations of a server, time after which the last
+# examination does not count any more, and time for which a problem may last.
 _LOOK_SECONDS = 2.0
 _FORGET_SECONDS = 10.0
 _WRONG_SECONDS = 30.0
@@ -113,11 +113,11 @@ class SecurityCheck:
     self._security = security
     self._examined_seconds = -math.inf
     self._reported: set[str] = set()
-    # The time since which something has been wrong.
+    # The time when a problem was first seen; None if there is no problem.
     self._since_seconds: float | None = None
 
   def run(self, addresses: Sequence[str]) -> None:
-    """Looks for problems of servers after a client failed; prints each once.
+    """Looks for problems of servers after a client failed; prints them once.
 
     Raises:
       WireError: UNAUTHENTICATED, a problem has lasted for 30 s.

@@ -165,7 +165,7 @@ class Security:
     """Names what is missing of TLS and a token, if an address needs both.
 
     Raises:
-      types.ConfigError: `insecure` does not allow this.
+      types.ConfigError: something is missing, and `insecure` is False.
     """
     missing = " and ".join(
       name for name, value in (("TLS", tls), ("a token", token)) if not value

@@ -10,9 +10,9 @@ from typing import Any
 class DaemonThreads(futures.ThreadPoolExecutor):
   """A pool of threads that never keep the process alive.
 
-  The interpreter joins the threads of a `ThreadPoolExecutor` at its exit, and
-  would hang if one is blocked. The pool has no maximum, since gRPC limits the
-  number of calls.
+  At its exit, Python waits for the threads of any other `ThreadPoolExecutor`,
+  and hangs if a thread is blocked. This pool has no maximum number of threads,
+  since gRPC limits the number of calls.
   """
 
   def __init__(self, keep: int) -> None:
@@ -21,7 +21,7 @@ class DaemonThreads(futures.ThreadPoolExecutor):
     Args:
       keep: maximum number of idle threads that wait for another job.
     """
-    super().__init__(1)  # Its own thread is never started.
+    super().__init__(1)  # The base class never starts its thread.
     self._jobs: queue.SimpleQueue[Callable[[], None] | None] = (
       queue.SimpleQueue()
     )
@@ -52,7 +52,7 @@ class DaemonThreads(futures.ThreadPoolExecutor):
   def shutdown(
     self, wait: bool = True, *, cancel_futures: bool = False
   ) -> None:
-    """Ends each thread once its job is done, without waiting for it."""
+    """Ends each thread after its current job; does not wait for the threads."""
     del wait, cancel_futures
     with self._count_lock:
       self._keep = 0
