@@ -161,11 +161,11 @@ class Evaluator:
 class _Counts:
   """Counts of a `play`, over one or several sets of environments.
 
-  A cut episode is an environment's last one: the rest of it is not a whole
-  episode.
+  After a cut episode, its environment counts no other: the rest of the episode
+  would not be a whole one.
 
   Attributes:
-    left: `[N]`, number of episodes that each environment has yet to play.
+    left: `[N]`, number of episodes that each environment still has to play.
   """
 
   def __init__(self, max_episode_steps: int) -> None:

@@ -113,7 +113,7 @@ class Programs:
   def warm_up(self, acting: types.Tree, device: jax.Device) -> types.Unroll:
     """Compiles `act` and `unrolled` for a device; returns example unrolls.
 
-    The acting parameters must be on the same device as later.
+    The acting parameters must be on the same device as in later calls.
     """
     slot = np.arange(self.layout.num_slots, dtype=np.int32)
     inputs = acting_step.zero_inputs(self.spec, len(slot))

@@ -1,6 +1,6 @@
 """Acting parameters over the wire: a source sends them, clients fetch them.
 
-`unroll_messages` describes the messages. A client needs no other role.
+`unroll_messages` describes the messages. A client need not be an actor.
 """
 
 import threading

@@ -28,7 +28,7 @@ class Config(protocol.Actors):
 
   Attributes:
     actor_batch_size: number of environments in a message; the others step while
-      these wait for actions. 0 for all, in lock step.
+      these wait for actions. 0 for all environments, in lock step.
   """
 
   actor_batch_size: int = 0

@@ -183,7 +183,7 @@ class _Session:
     self._overlap = step_type[:, self._period :].copy()
 
   def _new_from(self, step_type: np.ndarray) -> int:
-    """Returns the first time step of `[S, L]` that was not sent before.
+    """Returns the index of the first time step that was not sent before.
 
     Raises:
       wire.Refused: INVALID_ARGUMENT, the steps before it have changed.

@@ -67,9 +67,9 @@ class Layout:
     return (since_first >= 0) & (since_first % self.period == 0)
 
   def unfinished(self, counts: np.ndarray) -> np.ndarray:
-    """Returns `[B]`, the numbers of slots' unfinished unrolls.
+    """Returns `[B]`, the number of unfinished unrolls of each slot.
 
-    `counts` are the numbers of steps so far in the sessions of these slots.
+    `counts`, `[B]`, are the numbers of steps so far in the slots' sessions.
     """
     begun = -(-counts // self.period)
     finished = np.maximum(0, (counts - self.length) // self.period + 1)
