@@ -22,7 +22,6 @@ import struct
 import sys
 import tempfile
 import threading
-import types as types_lib
 
 import dm_env
 import grpc
@@ -34,11 +33,9 @@ from seedx import envs, types, wire
 from seedx import replay as replay_lib
 from seedx.acting import (
   inference,
-  inference_server,
   local_actor,
   protocol,
   sessions,
-  slots,
   thin_actor,
   unroll_messages,
   unroll_server,
@@ -53,6 +50,7 @@ from seedx.runtime import seeds as seeds_lib
 from seedx.wire import calls
 from seedx.wire import server as server_lib
 from tests import fakes
+from tests.acting import devices
 from tests.pipelines import parameter_server_test
 
 Code = wire.StatusCode
@@ -67,17 +65,6 @@ CLEAN = {
 CARTPOLE = envs.Config("CartPole-v1")
 ENVS, PERIOD, SIZE = 4, 3, 16
 PER_SOCKET = 50
-
-
-class Acting:
-  """An inference device whose actions are zeros."""
-
-  def __init__(self, sizes):
-    self.sizes = sizes
-    self.slots = slots.Slots(sizes.layout.num_slots)
-
-  def requests(self, batch, rows):
-    return np.zeros(rows, np.int32)
 
 
 @dataclasses.dataclass
@@ -116,14 +103,9 @@ def bound(server):
   spec, agent = envs.spec(CARTPOLE), dqn.Config().make(envs.spec(CARTPOLE))
   actors = thin_actor.Config(num_actors=64, envs_per_actor=ENVS)
   sizes = inference.Config().sizes(agent, actors, PERIOD, share_size=4)
-  act = inference_server.InferenceServer(
-    types_lib.SimpleNamespace(devices=[Acting(*sizes)], spec=spec),
-    counters.Acted(),
-    seeds_lib.Seeds(0),
-    CARTPOLE,
-  )
-  act.bind(server)
-  layouts = protocol.act_layouts(spec, 64 * ENVS)
+  act = devices.Served(sizes)
+  act.server.bind(server)
+  layouts = act.layouts
   hello = {"num_envs": ENVS}
   rows = [rows_of(ENVS, k) for k in (0, 1, 2)]
   methods = [Method(protocol.ACT, layouts[0], hello, rows)]

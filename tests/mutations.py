@@ -68,10 +68,8 @@ unrolls-begin-a-row-late acting/unroll_store.py acting/unroll_store
 -   first = count - (layout.length - 1)
 +   first = count - (layout.length - 2)
 full-batch-refused acting/batcher.py acting/batcher pipelines/seed
-- if rows > self._sizes[-1]:
--       raise
-+ if rows >= self._sizes[-1]:
-+       raise
+- if request.rows > self._max_rows:
++ if request.rows >= self._max_rows:
 seeds-overlap-after-resume runtime/seeds.py runtime/slots
 - self._place(int(saved))
 + self._place(int(saved) - 1)

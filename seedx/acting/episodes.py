@@ -60,6 +60,12 @@ class Episodes:
     self._total = np.zeros(num_envs, np.float64)
     self._length = np.zeros(num_envs, np.int64)
 
+  def start(self, index: np.ndarray) -> None:
+    """Starts `[B]` environments again, before their first steps."""
+    self._ended[index] = True
+    self._total[index] = 0
+    self._length[index] = 0
+
   def add(self, steps: Steps, index: np.ndarray | slice) -> Ended:
     """Checks `[B, K]` steps and counts them; refused steps change nothing.
 

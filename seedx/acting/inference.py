@@ -7,14 +7,14 @@ store as shares for the learner.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import metrics, sharding, types
-from seedx.acting import batcher, thin_actor, unroll_store
+from seedx import metrics, sharding, types, wire
+from seedx.acting import batcher, protocol, received, thin_actor, unroll_store
 from seedx.acting import slots as slots_lib
 from seedx.agents import acting_step, base
 from seedx.on_cpu import random_keys
@@ -141,6 +141,7 @@ class Devices:
 
   Attributes:
     spec: specification of the environments.
+    layouts: layouts of an actor's rows, and of their actions.
     devices: one `Inference` for each device; none has more slots than the
       first.
     threads: functions to run on threads, by the thread's name.
@@ -153,7 +154,9 @@ class Devices:
     agent: base.Agent,
     spec: types.EnvironmentSpec,
     actors: thin_actor.Config,
+    acted: counters.Acted,
     *,
+    returns_are_sums: bool,
     period: int,
     share_size: int,
     newest: Newest,
@@ -167,6 +170,8 @@ class Devices:
       agent: the agent that acts.
       spec: specification of the environments.
       actors: settings of the actors, which are divided evenly over the devices.
+      acted: counts of the actors' experience.
+      returns_are_sums: see `envs.returns_are_sums`.
       period: number of new env steps of an unroll (T).
       share_size: number of unrolls in a share.
       newest: function that returns the newest acting parameters, see `Newest`.
@@ -182,14 +187,23 @@ class Devices:
     self._waits = metrics.Waits(dict.fromkeys(names, len(devices)))
     self._replies = batcher.Replies()
     self.spec = spec
+    sizes = config.sizes(agent, actors, period, share_size)
+    self.layouts = protocol.act_layouts(spec, sizes[0].padded[-1])
+    keys = jax.random.split(rng_key, len(devices))
     self.devices = [
-      Inference(agent, spec, *each, newest, sink, self._waits, self._replies)
-      for each in zip(
-        devices,
-        config.sizes(agent, actors, period, share_size),
-        jax.random.split(rng_key, len(devices)),
-        strict=True,
+      Inference(
+        agent,
+        spec,
+        *each,
+        self.layouts,
+        acted,
+        returns_are_sums,
+        newest,
+        sink,
+        self._waits,
+        self._replies,
       )
+      for each in zip(devices, sizes, keys, strict=True)
     ]
     self.threads = {f"inference-{i}": x.run for i, x in enumerate(self.devices)}
     self.example = self.devices[0].example
@@ -210,8 +224,9 @@ class Inference:
   Attributes:
     sizes: sizes of the device's batches and store.
     slots: slots of the store, leased to sessions.
-    requests: batcher that returns the actions for an `unroll_store.Batch`; any
-      thread may call it while `run` serves it.
+    received: the environments of all slots.
+    requests: batcher of the actors' messages, which `run` answers; any thread
+      may add some.
   """
 
   def __init__(
@@ -221,6 +236,9 @@ class Inference:
     device: jax.Device,
     sizes: Sizes,
     rng_key: jax.Array,
+    layouts: tuple[wire.Layout, wire.Layout],
+    acted: counters.Acted,
+    returns_are_sums: bool,
     newest: Newest,
     sink: Sink,
     waits: metrics.Waits,
@@ -228,13 +246,17 @@ class Inference:
   ) -> None:
     self.sizes = sizes
     self.slots = slots_lib.Slots(sizes.layout.num_slots)
-    self.requests = batcher.Batcher(
-      target_rows=sizes.target_rows,
-      max_wait_seconds=sizes.max_wait_seconds,
-      sizes=sizes.padded,
-      waits=waits,
-      replies=replies,
+    inputs, self._outputs = layouts
+    self.received = received.Received(
+      inputs, sizes.layout, sizes.reported, acted, returns_are_sums
     )
+    self.requests = batcher.Batcher[received.Message](
+      target_rows=sizes.target_rows,
+      max_rows=sizes.padded[-1],
+      max_wait_seconds=sizes.max_wait_seconds,
+      waits=waits,
+    )
+    self._replies = replies
     self._device = device
     self._newest = newest
     self._sink = sink
@@ -272,17 +294,18 @@ class Inference:
     """
     with self.requests:
       self._compile()
-      for request in self.requests:
-        batch: unroll_store.Batch = request.inputs
-        batch.slot[request.rows :] = self.sizes.layout.num_slots  # Padding.
+      for messages in self.requests:
+        messages, batch = self.received.take(messages, self.sizes.padded)
+        if batch is None:
+          continue
         actions = self._step(batch)
         with (
           jax.profiler.TraceAnnotation("reply"),
           self._waits.timed(_WAIT_DEVICE),
         ):
-          request.reply(np.asarray(actions))
+          self._reply(messages, np.asarray(actions))
         # The next step may overwrite finished unrolls in the store.
-        for share in self._finished(batch, request.rows):
+        for share in self._finished(batch):
           with self._waits.timed(metrics.WAIT_LEARNER):
             if not self._sink(share):
               return
@@ -308,11 +331,18 @@ class Inference:
       self._collect(padding[:0], rows[:0], size)
     self.example()
 
-  def _finished(
-    self, batch: unroll_store.Batch, rows: int
-  ) -> Iterator[types.Share]:
+  def _reply(
+    self, messages: Sequence[received.Message], actions: np.ndarray
+  ) -> None:
+    replies = self._outputs.encode_all(actions, [x.rows for x in messages])
+    for message, reply in zip(messages, replies, strict=True):
+      message.reply(reply)
+    self._replies.add(messages)
+
+  def _finished(self, batch: unroll_store.Batch) -> Iterator[types.Share]:
     """Collects the unrolls that a batch finished, and yields full shares."""
     slot, count = batch.slot, batch.count
+    rows = np.count_nonzero(slot < self.sizes.layout.num_slots)
     finished = np.flatnonzero(self.sizes.layout.finished(count[:rows]))
     while len(finished):
       room = self.sizes.share_size - self._filled

@@ -71,15 +71,15 @@ class Config(process.ServerConfig):
       learning.agent,
       spec,
       self.actors,
+      acted,
+      returns_are_sums=envs.returns_are_sums(self.env),
       period=self.learner.unroll_length,
       share_size=self.learner.share_size,
       newest=learning.newest,
       sink=learning.inbox.put,
       rng_key=context.keys(self.seed).acting,
     )
-    service = inference_server.InferenceServer(
-      inference, acted, seeds, self.env
-    )
+    service = inference_server.InferenceServer(inference, seeds)
     server = self.make_server(self.actors.num_actors)
     service.bind(server)
     return process.Process(

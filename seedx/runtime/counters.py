@@ -1,7 +1,6 @@
 """Counts of a run: env steps, episodes, and gradients of many workers."""
 
 import collections
-import dataclasses
 import math
 import threading
 import time
@@ -72,6 +71,12 @@ class Acted:
       reported: `[N]` bool, whether an environment's games count in `returns`,
         see `explores_least`.
     """
+    environments = self.environments(reported)
+    environments.join(slice(None))
+    return environments
+
+  def environments(self, reported: np.ndarray) -> "Environments":
+    """Returns a counter of environments that join and leave, see `join`."""
     return Environments(self, self._rounds, reported)
 
   def add_discarded(self, unrolls: int) -> None:
@@ -154,7 +159,13 @@ class Environments:
     self._acted = acted
     self._rounds = rounds
     self._reported = reported
-    self._member = rounds.join(reported)
+    # `[N]`, the last round in which an environment ended an episode; -1 before.
+    self._last_round = np.full(len(reported), -1)
+
+  def join(self, index: np.ndarray | slice) -> None:
+    """Adds environments to the run."""
+    self._last_round[index] = -1
+    self._rounds.join(int(np.count_nonzero(self._reported[index])))
 
   def add(
     self,
@@ -168,7 +179,7 @@ class Environments:
     Args:
       env_steps: number of new env steps of all of these environments.
       index: `[B]` numbers, or a slice: the environment of each row of `returns`
-        and `lengths`, each at most once.
+        and `lengths`, each at most once, and none that has left.
       returns: `[B, ...]`, as in `Acted.add`, the oldest games first.
       lengths: `[B, ...]`, as in `Acted.add`.
     """
@@ -179,11 +190,19 @@ class Environments:
     self._acted.add(env_steps, returns.T[ended.T], lengths.T[ended.T])
     if ended.any():
       episodes = np.count_nonzero(ended.reshape(len(ended), -1), axis=1)
-      self._rounds.add(self._member, index, episodes, self._acted.env_steps)
+      rows = np.flatnonzero(episodes)
+      environments = np.arange(len(self._reported))[index][rows]
+      now = self._rounds.add(
+        self._last_round[environments],
+        int(np.sum(episodes)),
+        self._acted.env_steps,
+      )
+      self._last_round[environments] = now
 
-  def leave(self) -> None:
-    """Removes the environments from the run; their experience still counts."""
-    self._rounds.leave(self._member)
+  def leave(self, index: np.ndarray | slice = slice(None)) -> None:
+    """Removes environments from the run; their experience still counts."""
+    reported = self._reported[index]
+    self._rounds.leave(self._last_round[index][reported])
 
 
 class Played:
@@ -213,19 +232,6 @@ _ROUND_EPISODES = 100
 _OVERDUE = 3
 
 
-@dataclasses.dataclass(eq=False)
-class _Member:
-  """Environments that joined together.
-
-  Attributes:
-    takes_part: `[N]` bool, whether an environment takes part in rounds.
-    last_round: `[N]`, the last round in which it ended an episode; -1 before.
-  """
-
-  takes_part: np.ndarray
-  last_round: np.ndarray
-
-
 class _Rounds:
   """Rounds of episodes; any thread may use them.
 
@@ -241,7 +247,7 @@ class _Rounds:
     # not ended one in this round.
     self._never = self._not_yet = 0
     self._have_all_ended = False
-    self._left: list[_Member] = []
+    self._left: list[np.ndarray] = []
     self._episodes = 0
     # Env steps of the run when this round began, and the number that the
     # previous round took.
@@ -277,40 +283,44 @@ class _Rounds:
       since = env_steps - self._last_steps
       return since if since > self._took_steps else 0
 
-  def join(self, takes_part: np.ndarray) -> _Member:
-    """Adds environments, of which only those that take part count."""
-    joined = int(np.count_nonzero(takes_part))
+  def join(self, environments: int) -> None:
+    """Adds a number of environments."""
     with self._lock:
-      self._envs += joined
-      self._never += joined
-      self._not_yet += joined
-    return _Member(takes_part, last_round=np.full(len(takes_part), -1))
+      self._envs += environments
+      self._never += environments
+      self._not_yet += environments
 
-  def leave(self, member: _Member) -> None:
+  def leave(self, last_rounds: np.ndarray) -> None:
     """Removes environments when the next episode of another one ends.
 
     If it removed them at once and all left, a biased mean would seem unbiased.
+
+    Args:
+      last_rounds: one number for each environment that leaves, see `add`.
     """
     with self._lock:
-      self._left.append(member)
+      self._left.append(last_rounds)
 
-  def add(
-    self,
-    member: _Member,
-    index: np.ndarray | slice,
-    episodes: np.ndarray,
-    env_steps: int,
-  ) -> None:
-    """Adds `[B]` numbers of episodes that distinct environments have ended."""
-    ended = np.arange(len(member.takes_part))[index][episodes > 0]
+  def add(self, last_rounds: np.ndarray, episodes: int, env_steps: int) -> int:
+    """Counts episodes that distinct environments have ended.
+
+    Args:
+      last_rounds: the last round in which each of these environments had ended
+        an episode; -1 for none.
+      episodes: number of the episodes.
+      env_steps: env steps of the run so far.
+
+    Returns:
+      The round that the episodes belong to.
+    """
     with self._lock:
       while self._left:
         left = self._left.pop()
-        self._envs -= int(np.count_nonzero(left.takes_part))
-        self._stop_waiting(left.last_round[left.takes_part])
-      self._stop_waiting(member.last_round[ended])
-      member.last_round[ended] = self._round
-      self._episodes += int(np.sum(episodes))
+        self._envs -= len(left)
+        self._stop_waiting(left)
+      self._stop_waiting(last_rounds)
+      now = self._round
+      self._episodes += episodes
       self._last_steps = env_steps
       if self._not_yet <= 0 and self._episodes >= _ROUND_EPISODES:
         self._round += 1
@@ -320,9 +330,10 @@ class _Rounds:
         took = env_steps - self._began_steps
         self._took_steps = took or self._took_steps
         self._began_steps = env_steps
+      return now
 
   def _stop_waiting(self, last_rounds: np.ndarray) -> None:
-    """Stops waiting for environments with these `_Member.last_round`."""
+    """Stops waiting for environments; see `add`."""
     self._never -= int(np.count_nonzero(last_rounds < 0))
     self._have_all_ended |= self._never == 0
     self._not_yet -= int(np.count_nonzero(last_rounds < self._round))

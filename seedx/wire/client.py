@@ -425,7 +425,9 @@ def _answer(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
   return handshake
 
 
-def _decode(outputs: layout_lib.Layout, message: bytes) -> types.Tree:
+def _decode(
+  outputs: layout_lib.Layout, message: layout_lib.Buffer
+) -> types.Tree:
   try:
     return outputs.decode(message)
   except layout_lib.MessageError as error:

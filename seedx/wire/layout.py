@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,9 @@ MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's own limit.
 DTYPES = frozenset(
   np.dtype(code).newbyteorder("<").str for code in "?BHILQbhilqefdFD"
 )
+
+# The bytes of a message, as a socket or gRPC has received them.
+Buffer = bytes | memoryview
 
 _PADDING = [bytes(size) for size in range(ALIGNMENT_BYTES)]
 # A handshake is nested 4 deep.
@@ -59,7 +62,7 @@ def from_json(text: bytes) -> Any:
   )
 
 
-def message_size(header: bytes) -> int:
+def message_size(header: Buffer) -> int:
   """Returns the number of bytes of the message that begins with a header."""
   *_, size = HEADER.unpack_from(header)
   return max(size, HEADER.size)
@@ -174,27 +177,57 @@ class Layout:
     arrays = self._arrays(nest)
     first = self._first_with_rows
     rows = len(arrays[first]) if first is not None else 1
-    if not 1 <= rows <= self.max_rows:
-      raise ValueError(f"expected 1 to {self.max_rows} rows, found {rows}")
-    parts: list[Any] = [b""]
-    total_bytes = HEADER.size
-    for array, column, (dtype, shape, row_bytes, once) in zip(
-      arrays, self.columns, self._plan, strict=True
-    ):
-      expected = shape if once else (rows, *shape)
-      if array.dtype != dtype or array.shape != expected:
-        raise ValueError(
-          f"column {column.name!r}: expected {dtype.str} of shape"
-          f" {expected}, found {array.dtype.str} of {array.shape}"
-        )
-      parts.append(np.ascontiguousarray(array))
-      size = row_bytes if once else rows * row_bytes
-      parts.append(_PADDING[-size % ALIGNMENT_BYTES])
-      total_bytes += _padded(size)
-    parts[0] = HEADER.pack(MAGIC, PROTOCOL, 0, rows, total_bytes)
-    return b"".join(parts)
+    self._check(arrays, rows)
+    return _message(arrays, rows)
 
-  def decode(self, message: bytes) -> types.Tree:
+  def encode_all(
+    self, nest: types.Tree, rows: Sequence[int]
+  ) -> Iterator[bytes]:
+    """Yields messages with consecutive rows of `[B, *shape]` arrays.
+
+    Args:
+      nest: arrays as in `encode`, without columns that are `once`.
+      rows: number of rows of each message; in sum, at most B.
+
+    Raises:
+      ValueError: the nest does not fit the layout.
+    """
+    arrays = self._arrays(nest)
+    self._check(arrays, len(arrays[0]))
+    start = 0
+    for count in rows:
+      yield _message([x[start : start + count] for x in arrays], count)
+      start += count
+
+  def rows(self, message: Buffer) -> int:
+    """Returns the number of rows in a message, after a check of its size.
+
+    Raises:
+      MessageError: the header or the size does not follow this layout.
+    """
+    if len(message) < HEADER.size:
+      raise MessageError(
+        f"expected a header of {HEADER.size} bytes, found a message of"
+        f" {len(message)}"
+      )
+    magic, protocol, reserved, rows, total = HEADER.unpack_from(message)
+    if magic != MAGIC:
+      raise MessageError(f"expected magic {MAGIC!r}, found {magic!r}")
+    if protocol != PROTOCOL:
+      raise MessageError(f"expected protocol {PROTOCOL}, found {protocol}")
+    if reserved:
+      raise MessageError(f"expected 0 in reserved bits, found {reserved}")
+    if not 1 <= rows <= self.max_rows:
+      raise MessageError(f"expected 1 to {self.max_rows} rows, found {rows}")
+    expected = self.message_bytes(rows)
+    if total != expected or len(message) != expected:
+      raise MessageError(
+        f"expected {expected} bytes for {rows} rows, found {len(message)}, and"
+        f" {total} in the header"
+      )
+    return rows
+
+  def decode(self, message: Buffer) -> types.Tree:
     """Returns the arrays of a message, as read-only views of it.
 
     Returns:
@@ -203,16 +236,47 @@ class Layout:
     Raises:
       MessageError: the bytes are not a message of this layout.
     """
-    rows = self._rows(message)
+    rows = self.rows(message)
     offset = HEADER.size
     arrays = []
     for dtype, shape, row_bytes, once in self._plan:
       full_shape = shape if once else (rows, *shape)
       array = np.ndarray(full_shape, dtype, message, offset)
-      if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
-        raise MessageError("expected 0 or 1 in a column of |b1, found more")
+      _check_bools(array)
       arrays.append(array)
       offset += _padded(row_bytes if once else rows * row_bytes)
+    return _fill(self.structure, arrays)
+
+  def decode_all(
+    self, messages: Sequence[Buffer], rows: Sequence[int], pad_to: int
+  ) -> types.Tree:
+    """Returns the rows of several messages as one batch.
+
+    Args:
+      messages: messages without columns that are `once`.
+      rows: number of rows of each message, as `rows` returns it.
+      pad_to: number of rows of the batch; those behind the messages' are zeros.
+
+    Raises:
+      MessageError: the bytes are not messages of this layout.
+    """
+    if len(messages) == 1 and rows[0] == pad_to:
+      return self.decode(messages[0])
+    offsets, arrays = [HEADER.size] * len(messages), []
+    for dtype, shape, row_bytes, _ in self._plan:
+      sizes = [count * row_bytes for count in rows]
+      parts = [
+        np.ndarray(size, np.uint8, message, offset)
+        for size, message, offset in zip(sizes, messages, offsets, strict=True)
+      ]
+      joined = np.empty(pad_to * row_bytes, np.uint8)
+      end = sum(sizes)
+      np.concatenate(parts, out=joined[:end])
+      joined[end:] = 0
+      array = joined.view(dtype).reshape(pad_to, *shape)
+      _check_bools(array)
+      arrays.append(array)
+      offsets = [x + _padded(y) for x, y in zip(offsets, sizes, strict=True)]
     return _fill(self.structure, arrays)
 
   def to_json(self) -> dict[str, Any]:
@@ -281,29 +345,37 @@ class Layout:
       )
     return arrays
 
-  def _rows(self, message: bytes) -> int:
-    """Checks the header and the size; returns the number of rows."""
-    if len(message) < HEADER.size:
-      raise MessageError(
-        f"expected a header of {HEADER.size} bytes, found a message of"
-        f" {len(message)}"
-      )
-    magic, protocol, reserved, rows, total = HEADER.unpack_from(message)
-    if magic != MAGIC:
-      raise MessageError(f"expected magic {MAGIC!r}, found {magic!r}")
-    if protocol != PROTOCOL:
-      raise MessageError(f"expected protocol {PROTOCOL}, found {protocol}")
-    if reserved:
-      raise MessageError(f"expected 0 in reserved bits, found {reserved}")
+  def _check(self, arrays: list[np.ndarray], rows: int) -> None:
+    """Raises ValueError unless arrays with this number of rows can be sent."""
     if not 1 <= rows <= self.max_rows:
-      raise MessageError(f"expected 1 to {self.max_rows} rows, found {rows}")
-    expected = self.message_bytes(rows)
-    if total != expected or len(message) != expected:
-      raise MessageError(
-        f"expected {expected} bytes for {rows} rows, found {len(message)}, and"
-        f" {total} in the header"
-      )
-    return rows
+      raise ValueError(f"expected 1 to {self.max_rows} rows, found {rows}")
+    for array, column, (dtype, shape, _, once) in zip(
+      arrays, self.columns, self._plan, strict=True
+    ):
+      expected = shape if once else (rows, *shape)
+      if array.dtype != dtype or array.shape != expected:
+        raise ValueError(
+          f"column {column.name!r}: expected {dtype.str} of shape"
+          f" {expected}, found {array.dtype.str} of {array.shape}"
+        )
+
+
+def _message(arrays: Iterable[np.ndarray], rows: int) -> bytes:
+  """Returns the bytes of a message with an array for each column."""
+  parts: list[Any] = [b""]
+  total_bytes = HEADER.size
+  for array in arrays:
+    parts.append(np.ascontiguousarray(array))
+    parts.append(_PADDING[-array.nbytes % ALIGNMENT_BYTES])
+    total_bytes += _padded(array.nbytes)
+  parts[0] = HEADER.pack(MAGIC, PROTOCOL, 0, rows, total_bytes)
+  return b"".join(parts)
+
+
+def _check_bools(array: np.ndarray) -> None:
+  """Raises MessageError if an array of bools has other bytes than 0 and 1."""
+  if array.dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+    raise MessageError("expected 0 or 1 in a column of |b1, found more")
 
 
 def _padded(size: int) -> int:

@@ -11,6 +11,8 @@ import select
 import socket
 import stat
 
+import numpy as np
+
 from seedx.wire import layout as layout_lib
 
 SECRET_BYTES = 16
@@ -30,8 +32,12 @@ class Pipe:
     self.cut = False
     self._socket = connected
     self._max_bytes = max_bytes
+    # The message under way; before its header is complete, only that.
+    self._message, self._received = _header(), 0
     # Messages that were received while one was sent.
-    self._ahead: collections.deque[bytes | None] = collections.deque()
+    self._ahead: collections.deque[layout_lib.Buffer | None] = (
+      collections.deque()
+    )
 
   def send(self, message: bytes) -> bool:
     """Sends a message; False if the other end has closed the pipe."""
@@ -57,13 +63,37 @@ class Pipe:
     except OSError:
       return False
 
-  def receive(self) -> bytes | None:
+  def receive(self) -> layout_lib.Buffer | None:
     """Waits for a message; None if there are no more.
 
     Raises:
       MessageError: the message is too long.
     """
     return self._ahead.popleft() if self._ahead else self._receive()
+
+  def receive_now(self) -> layout_lib.Buffer | None:
+    """Receives a message without waiting; None if there are no more.
+
+    Raises:
+      BlockingIOError: the message is not complete yet.
+      MessageError: the message is too long.
+    """
+    return self._receive(socket.MSG_DONTWAIT)
+
+  def send_now(self, message: memoryview) -> memoryview:
+    """Sends the bytes for which there is room; returns the rest.
+
+    Raises:
+      OSError: the other end has closed the pipe.
+    """
+    with contextlib.suppress(BlockingIOError):
+      while message:
+        message = message[self._socket.send(message, socket.MSG_DONTWAIT) :]
+    return message
+
+  def fileno(self) -> int:
+    """Returns the socket's descriptor."""
+    return self._socket.fileno()
 
   def _wait_for_room(self) -> None:
     """Waits until the socket can send or receive; receives if it can."""
@@ -73,34 +103,40 @@ class Pipe:
     if events & ~select.POLLOUT:
       self._ahead.append(self._receive())
 
-  def _receive(self) -> bytes | None:
-    header = self._exactly(layout_lib.HEADER.size)
-    if header is None:
+  def _receive(
+    self, flags: int = socket.MSG_WAITALL
+  ) -> layout_lib.Buffer | None:
+    """Receives the rest of the message under way."""
+    try:
+      while self._received < len(self._message):
+        size = self._socket.recv_into(
+          self._message[self._received :], flags=flags
+        )
+        if not size:
+          raise ConnectionError
+        self._received += size
+        if self._received == layout_lib.HEADER.size == len(self._message):
+          self._message = self._with_room(self._message)
+    except BlockingIOError:
+      raise
+    except OSError:
+      self.cut |= self._received > 0
       return None
+    message = self._message
+    self._message, self._received = _header(), 0
+    return message.toreadonly()
+
+  def _with_room(self, header: memoryview) -> memoryview:
+    """Returns memory for the message that begins with a header."""
     size = layout_lib.message_size(header)
     if size > self._max_bytes:
       raise layout_lib.MessageError(
         f"expected a message of at most {self._max_bytes} bytes, found one of"
         f" {size}"
       )
-    rest = self._exactly(size - len(header))
-    if rest is None:
-      self.cut = True
-      return None
-    return header + rest
-
-  def _exactly(self, size: int) -> bytes | None:
-    """Receives `size` bytes; None if the pipe ends before that."""
-    received = b""
-    while len(received) < size:
-      more = b""
-      with contextlib.suppress(OSError):
-        more = self._socket.recv(size - len(received), socket.MSG_WAITALL)
-      if not more:
-        self.cut |= bool(received)
-        return None
-      received += more
-    return received
+    message = np.empty(size, np.uint8).data  # Without a fill of zeros.
+    message[: len(header)] = header
+    return message
 
   def end(self) -> None:
     """Ends the messages in this direction."""
@@ -115,6 +151,10 @@ class Pipe:
   def __del__(self) -> None:
     """Closes the descriptor, which no thread can be using any more."""
     self._socket.close()
+
+
+def _header() -> memoryview:
+  return memoryview(bytearray(layout_lib.HEADER.size))
 
 
 def is_at(path: str) -> bool:

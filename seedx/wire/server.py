@@ -2,15 +2,18 @@
 
 import collections
 import contextlib
+import functools
 import json
 import logging
 import math
 import os
+import queue
+import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import grpc
 
@@ -18,6 +21,7 @@ from seedx import types
 from seedx.wire import calls, listening, threads
 from seedx.wire import layout as layout_lib
 from seedx.wire import pipe as pipe_lib
+from seedx.wire import pipes as pipes_lib
 from seedx.wire import security as security_lib
 
 # A handshake may have this many bytes plus four times those of its layout,
@@ -90,6 +94,60 @@ class Session(Protocol):
     return or raise soon. `close` must not block, since other streams would
     wait.
     """
+    ...
+
+
+class Request:
+  """A message that waits for its answer; only the first answer counts.
+
+  Attributes:
+    message: the bytes, whose header and size follow the layout.
+    rows: number of rows.
+    arrived_seconds: time at which it arrived, by `time.monotonic`.
+  """
+
+  def __init__(
+    self,
+    message: layout_lib.Buffer,
+    rows: int,
+    answer: Callable[[bytes | calls.Refused], None],
+  ) -> None:
+    """Makes a request whose reply or refusal goes to `answer`."""
+    self.message = message
+    self.rows = rows
+    self.arrived_seconds = time.monotonic()
+    self._answer = answer
+    self._is_answered = threading.Lock()
+
+  def reply(self, message: bytes) -> None:
+    """Sends the reply; does not block, and any thread may call it."""
+    if self._is_answered.acquire(blocking=False):
+      self._answer(message)
+
+  def refuse(self, reason: calls.Refused) -> None:
+    """Ends the stream with a status; any thread may call it."""
+    if self._is_answered.acquire(blocking=False):
+      self._answer(reason)
+
+
+@runtime_checkable
+class BatchedSession(Protocol):
+  """The server's side of a stream whose requests are answered in batches."""
+
+  @property
+  def welcome(self) -> Mapping[str, Any]:
+    """JSON object that is sent to the client before anything else."""
+
+  def receive(self, request: Request) -> None:
+    """Takes a request, which any thread answers later; must not block.
+
+    The next request comes after the answer to this one. An error ends the
+    stream with INTERNAL.
+    """
+    ...
+
+  def close(self) -> None:
+    """Ends the session, as in `Session`; a request may be unanswered."""
     ...
 
 
@@ -209,6 +267,22 @@ class Server:
     limit = max_streams or self._max_streams
     self._bind(_Method(name, open_session, inputs, outputs, limit))
 
+  def bind_batched(
+    self,
+    name: str,
+    open_session: Callable[[Mapping[str, Any]], BatchedSession],
+    inputs: layout_lib.Layout,
+    outputs: layout_lib.Layout,
+  ) -> None:
+    """Adds a method whose requests are answered in batches.
+
+    It is as in `bind_stream`, but the sessions decode the requests, which have
+    no columns that are `once`, and encode the replies. Messages on pipes are
+    received on one thread for all streams.
+    """
+    limit = self._max_streams
+    self._bind(_Method(name, open_session, inputs, outputs, limit))
+
   def measure(self) -> dict[str, int]:
     """Returns the server's metrics."""
     return {"wire_bytes": self.transferred_bytes}
@@ -250,6 +324,8 @@ class Server:
     if path := security_lib.unix_path(self._wanted_address):
       with contextlib.suppress(OSError):  # gRPC then carries all messages.
         self._handlers.listener = listening.Listener(path)
+      if hasattr(select, "epoll"):  # Elsewhere, each stream's thread waits.
+        self._handlers.pipes = pipes_lib.Pipes()
     server.start()
     self._grpc = server
     for warning in (self._security.warning, self._many_streams_warning()):
@@ -303,6 +379,8 @@ class Server:
       self._grpc = None
       if self._handlers.listener is not None:
         self._handlers.listener.close()
+      if self._handlers.pipes is not None:
+        self._handlers.pipes.close()
       if path := security_lib.unix_path(self._wanted_address):
         with contextlib.suppress(FileNotFoundError):
           os.unlink(path)
@@ -337,7 +415,7 @@ class _Method:
   def __init__(
     self,
     name: str,
-    open_session: Callable[[Mapping[str, Any]], Session],
+    open_session: Callable[[Mapping[str, Any]], Session | BatchedSession],
     inputs: layout_lib.Layout,
     outputs: layout_lib.Layout,
     max_streams: int,
@@ -422,18 +500,25 @@ class _Stream:
     context: grpc.ServicerContext,
     stopping: threading.Event,
     listener: listening.Listener | None,
+    pipes: pipes_lib.Pipes | None = None,
   ) -> None:
     self._method = method
     self._context = context
     self._stopping = stopping
     self._listener = listener
+    self._pipes = pipes
     self._lock = threading.Lock()
-    self._session: Session | None = None
+    self._session: Session | BatchedSession | None = None
     # Only a client on this machine may ask for one.
     self._pipe: pipe_lib.Pipe | None = None
     self._closed = False
     # The status with which another thread has ended the call.
     self._ended: calls.Refused | None = None
+    # For a stream that `Pipes` serves: set at its end, the error that ended it,
+    # and the part of a reply for which the pipe had no room yet.
+    self._over = threading.Event()
+    self._failure: Exception | None = None
+    self._unsent = memoryview(b"")
     self.busy = True
     self.host = context.peer().rpartition(":")[0]
     # The time since which the client has not sent its next request or has not
@@ -445,8 +530,15 @@ class _Stream:
     try:
       session = self._open()
       self.silent_since = time.monotonic()
+      if not isinstance(session, BatchedSession):
+        answer = functools.partial(self._answer, session)
+      elif self._pipe is not None and self._pipes is not None:
+        self._wait_for_end(session, self._pipe, self._pipes)
+        return
+      else:
+        answer = functools.partial(self._ask, session)
       while (request := self._next(requests)) is not None:
-        reply = self._answer(session, request)
+        reply = answer(request)
         self.silent_since = time.monotonic()
         if self._pipe is None:
           yield reply
@@ -488,6 +580,7 @@ class _Stream:
     with self._lock:
       session, self._session = self._session, None
       self._closed, pipe = True, self._pipe
+    self._over.set()
     if pipe is not None:
       pipe.close()
     if session is not None:
@@ -496,7 +589,68 @@ class _Stream:
       except Exception:
         _log.exception("%s: close() raised an error", self._method.name)
 
-  def _open(self) -> Session:
+  def _wait_for_end(
+    self,
+    session: BatchedSession,
+    pipe: pipe_lib.Pipe,
+    pipes: pipes_lib.Pipes,
+  ) -> None:
+    """Waits while other threads receive and answer the requests of a pipe."""
+    self.busy = False
+    pipes.add(pipe.fileno(), functools.partial(self._ready, session))
+    try:
+      if not self._stopping.is_set():
+        self._over.wait()
+    finally:
+      pipes.remove(pipe.fileno())
+    if self._failure is not None:
+      raise self._failure
+    self._check_ended()
+
+  def _ready(self, session: BatchedSession) -> None:
+    """Continues with the pipe, on the thread that waits for all pipes."""
+    assert self._pipe is not None and self._pipes is not None
+    try:
+      if self._unsent:
+        self._send(self._unsent)
+      elif (message := self._received(self._pipe.receive_now)) is not None:
+        session.receive(self._request(message, self._answered))
+      else:
+        self._over.set()
+    except BlockingIOError:
+      self._pipes.wait(self._pipe.fileno())
+    except Exception as error:
+      self._end(error)
+
+  def _answered(self, answer: bytes | calls.Refused) -> None:
+    """Sends a reply, or ends the stream; on the thread that has answered."""
+    if isinstance(answer, calls.Refused):
+      self._end(answer)
+    else:
+      self._method.count_bytes(len(answer))
+      self.silent_since = time.monotonic()
+      self._send(memoryview(answer))
+
+  def _send(self, reply: memoryview) -> None:
+    """Sends what the pipe has room for; the rest, and requests, come later."""
+    assert self._pipe is not None and self._pipes is not None
+    try:
+      self._unsent = self._pipe.send_now(reply)
+    except OSError:  # The client has left.
+      self._over.set()
+      return
+    self.busy = bool(self._unsent)
+    if self._stopping.is_set() and not self.busy:
+      self._over.set()
+    else:
+      self._pipes.wait(self._pipe.fileno(), send=self.busy)
+
+  def _end(self, failure: Exception) -> None:
+    """Ends the call with a failure's status, from another thread."""
+    self._failure = failure
+    self._over.set()
+
+  def _open(self) -> Session | BatchedSession:
     hello, wants_pipe = _hello(self._context, self._method.inputs)
     session = self._method.open_session(hello)
     with self._lock:
@@ -528,13 +682,25 @@ class _Stream:
         )
     return session
 
-  def _next(self, requests: Iterator[bytes]) -> bytes | None:
+  def _next(self, requests: Iterator[bytes]) -> layout_lib.Buffer | None:
     """Returns the next request, or None if the stream is to end with OK."""
     self.busy = False
     if self._stopping.is_set():
       return None
+    if self._pipe is not None:
+      return self._received(self._pipe.receive)
+    return self._received(lambda: next(requests, None))
+
+  def _received(
+    self, receive: Callable[[], layout_lib.Buffer | None]
+  ) -> layout_lib.Buffer | None:
+    """Returns what `receive` returns, or None if its stream is to end with OK.
+
+    Raises:
+      Refused: the stream is to end with this status.
+    """
     try:
-      request = self._pipe.receive() if self._pipe else next(requests, None)
+      request = receive()
     except grpc.RpcError as error:  # The client has left.
       # gRPC keeps the error, whose frames would keep the call alive.
       error.__traceback__ = None
@@ -562,16 +728,32 @@ class _Stream:
     if self._ended is not None:
       raise self._ended
 
-  def _answer(self, session: Session, request: bytes) -> bytes:
-    try:
-      inputs = self._method.inputs.decode(request)
-    except layout_lib.MessageError as error:
-      raise calls.Refused(
-        grpc.StatusCode.INVALID_ARGUMENT, str(error)
-      ) from error
+  def _answer(self, session: Session, message: layout_lib.Buffer) -> bytes:
+    with _invalid_if_malformed():
+      inputs = self._method.inputs.decode(message)
     reply = self._method.outputs.encode(session(inputs))
-    self._method.count_bytes(len(request) + len(reply))
+    self._method.count_bytes(len(message) + len(reply))
     return reply
+
+  def _ask(self, session: BatchedSession, message: layout_lib.Buffer) -> bytes:
+    """Waits for the reply to a message, and returns it."""
+    answers: queue.SimpleQueue[bytes | calls.Refused] = queue.SimpleQueue()
+    session.receive(self._request(message, answers.put))
+    answer = answers.get()
+    if isinstance(answer, calls.Refused):
+      raise answer
+    self._method.count_bytes(len(answer))
+    return answer
+
+  def _request(
+    self,
+    message: layout_lib.Buffer,
+    answer: Callable[[bytes | calls.Refused], None],
+  ) -> Request:
+    with _invalid_if_malformed():
+      rows = self._method.inputs.rows(message)
+    self._method.count_bytes(len(message))
+    return Request(message, rows, answer)
 
   def _abort(self, code: grpc.StatusCode, message: str) -> None:
     message = f"{self._method.name}: {message}"[:_ERROR_CHARACTERS]
@@ -595,6 +777,7 @@ class _Handlers(grpc.GenericRpcHandler):
     # The time at which a method last had no room for a call.
     self.last_full_seconds = -math.inf
     self.listener: listening.Listener | None = None
+    self.pipes: pipes_lib.Pipes | None = None
     self._methods = methods
     self._stopping = stopping
     self._security = security
@@ -669,7 +852,7 @@ class _Handlers(grpc.GenericRpcHandler):
         f"expected a method of {names}, found {path}",
       )
       return
-    stream = _Stream(method, context, self._stopping, self.listener)
+    stream = _Stream(method, context, self._stopping, self.listener, self.pipes)
     if (reason := method.add(stream)) is not None:
       self.last_full_seconds = time.monotonic()
       context.abort(
@@ -704,6 +887,15 @@ class _Newest:
   def close(self) -> None:
     """Frees the request, and later ones as they arrive."""
     self._is_open, self._message = False, b""
+
+
+@contextlib.contextmanager
+def _invalid_if_malformed() -> Iterator[None]:
+  """Turns a MessageError into a refusal with INVALID_ARGUMENT."""
+  try:
+    yield
+  except layout_lib.MessageError as error:
+    raise calls.Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
 
 
 def _hello(

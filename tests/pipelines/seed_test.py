@@ -2,32 +2,26 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import subprocess
 import sys
 import threading
-import types as types_lib
 
-import dm_env
-import jax
 import numpy as np
 import pytest
 
 from seedx import envs, types, wire
 from seedx.acting import (
   inference,
-  inference_server,
   protocol,
-  slots,
   thin_actor,
 )
-from seedx.agents import dqn, vtrace
+from seedx.agents import vtrace
 from seedx.learning import learner
 from seedx.pipelines import seed
-from seedx.runtime import counters, process
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import process
 from tests import fakes, other_actor, running
+from tests.acting import devices
 
 # The learning rate is constant.
 AGENT = vtrace.Config(
@@ -156,142 +150,6 @@ def test_many_cores_learn_cartpole(tmp_path):
   assert best() >= 450
 
 
-class _Acting:
-  """A fake inference device whose actions are zeros."""
-
-  def __init__(self, sizes):
-    self.sizes = sizes
-    self.slots = slots.Slots(sizes.layout.num_slots)
-    self.rows = 0
-
-  def requests(self, batch, rows):
-    self.rows += rows
-    return np.zeros(rows, np.int32)
-
-
-def _sizes(num_actors, num_devices, envs_per_actor):
-  """Returns an epsilon ladder, and the sizes of its inference devices."""
-  spec = envs.spec(CARTPOLE)
-  agent = dqn.Config(epsilon_ladder=True).make(spec)
-  sizes = inference.Config(inference_devices=tuple(range(num_devices))).sizes(
-    agent,
-    thin_actor.Config(num_actors=num_actors, envs_per_actor=envs_per_actor),
-    period=2,
-    share_size=2,
-  )
-  return agent.exploration(num_actors * envs_per_actor), sizes
-
-
-def _served(envs_per_actor, num_actors=1, num_devices=1):
-  """Returns a function that opens a session; the counts, devices and ladder."""
-  ladder, sizes = _sizes(num_actors, num_devices, envs_per_actor)
-  acted, acting = counters.Acted(), [_Acting(each) for each in sizes]
-  server = inference_server.InferenceServer(
-    types_lib.SimpleNamespace(devices=acting),
-    acted,
-    seeds_lib.Seeds(0),
-    CARTPOLE,
-  )
-  opened = functools.partial(server.open, {"num_envs": envs_per_actor})
-  return opened, acted, acting, ladder
-
-
-@pytest.mark.parametrize(("actors", "devices"), [(2, 1), (2, 2), (7, 3)])
-def test_an_epsilon_ladder_spans_the_devices(actors, devices):
-  ladder, sizes = _sizes(actors, devices, envs_per_actor=3)
-  assert len(set(ladder.tolist())) == len(ladder) == actors * 3
-  explored = np.concatenate([each.exploration for each in sizes])
-  np.testing.assert_array_equal(explored, ladder)
-  for each in sizes:
-    assert each.layout.num_slots == len(each.exploration)
-    assert each.padded[-1] <= sizes[0].padded[-1]
-
-
-def test_returns_are_reported_for_the_slots_that_explore_least():
-  """Each session counts the returns of its own slots."""
-  connect, acted, _, ladder = _served(2, num_actors=4, num_devices=2)
-  actors = [connect() for _ in range(4)]
-  # The first two slots of each device, then its last two.
-  held = [0, 1], [4, 5], [2, 3], [6, 7]
-  reported = counters.explores_least(ladder)
-  assert reported.any() and not reported.all()
-  for actor, slots_held in zip(actors, held, strict=True):
-    for index in (0, 1):
-      count = acted.returns.count
-      for step_type in (dm_env.StepType.FIRST, dm_env.StepType.LAST):
-        actor(_row(step_type, index=index))
-      assert acted.returns.count - count == reported[slots_held[index]]
-
-
-def _row(step_type, **changes):
-  """Returns a message with one row; `changes` are its fields."""
-  timestep = dm_env.TimeStep(
-    np.array([step_type], np.uint8),
-    np.array([changes.pop("reward", 1)], np.float32),
-    np.array([changes.pop("discount", 1)], np.float32),
-    np.full((1, 4), changes.pop("observation", 0), np.float32),
-  )
-  index = np.array([changes.pop("index", 0)], np.int32)
-  assert not changes
-  return types.Rows(index, timestep, np.array([np.nan], np.float32))
-
-
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {"step_type": 0},
-    {"reward": np.nan},
-    {"observation": np.inf},
-    {"index": 2},
-    {"index": -1},
-  ],
-  ids=str,
-)
-def test_an_invalid_row_is_refused_and_counts_nothing(changes):
-  connect, acted, (acting,), _ = _served(envs_per_actor=2)
-  actor = connect()
-  actor(_row(0))
-  with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
-    actor(_row(**{"step_type": 2, **changes}))
-  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
-  assert (acted.env_steps, acted.returns.count) == (0, 0)
-  assert acting.rows == 1
-
-
-def test_each_row_goes_to_its_slot_in_any_order():
-  connect, _, (acting,), _ = _served(envs_per_actor=3)
-  actor, batches = connect(), []
-  acting.requests = lambda batch, rows: batches.append(batch)
-
-  def send(step_type, index):
-    rows = [_row(step_type, index=k) for k in index]
-    actor(jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows))
-
-  sent = [0, 1, 2], [0, 1, 2], [2, 1], [1, 0, 2]
-  for step_type, index in zip((0, 1, 1, 1), sent, strict=True):
-    send(step_type, index)
-  assert [x.slot.tolist() for x in batches] == [*sent]
-  counts = [x.count.tolist() for x in batches]
-  assert counts == [[0, 0, 0], [1, 1, 1], [2, 2], [3, 2, 3]]
-  # Rows in order are not copied.
-  assert np.shares_memory(batches[0].slot, batches[1].slot)
-  with pytest.raises(wire.Refused, match="at most once"):
-    send(1, [1, 1])
-
-
-def test_unfinished_unrolls_of_a_lost_actor_are_counted():
-  connect, acted, (acting,), _ = _served(envs_per_actor=1)
-  layout, lost = acting.sizes.layout, 0
-  for steps in range(9):
-    actor = connect()
-    for k in range(steps):
-      actor(_row(min(k, 1)))
-    actor.close()
-    begun = range(0, steps, layout.period)
-    lost += sum(first + layout.length > steps for first in begun)
-    assert acted.saved()["unrolls_discarded"] == lost
-
-
 @pytest.fixture(scope="module")
 def training(tmp_path_factory):
   """Yields a run that trains with two actors, and has slots for a third."""
@@ -349,10 +207,11 @@ def test_an_actor_ends_if_the_run_stops_while_it_waits_for_actions(
   made = running.Own(config_of(tmp_path))
   environment = envs.make(made.config.env, ENVS)
   environment.reset()
+  layouts = protocol.act_layouts(environment.spec, ENVS)
   session = made._served(protocol.ACT)({"num_envs": ENVS})
   made.process.close()
   with pytest.raises(wire.Refused) as caught:
-    session(environment.recv())
+    devices.Actor(session, layouts)(environment.recv())
   environment.close()
   assert caught.value.code is wire.StatusCode.CANCELLED
 

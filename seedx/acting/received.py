@@ -1,0 +1,200 @@
+"""The messages of thin actors, decoded, checked and counted batch by batch."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import tree
+
+from seedx import trees, types, wire
+from seedx.acting import episodes, unroll_store
+from seedx.runtime import counters
+from seedx.wire import server as server_lib
+
+
+class Message(NamedTuple):
+  """A message of an actor, which waits for its actions.
+
+  Attributes:
+    request: the message, and the stream of its answer.
+    slots: `[n]` int32 slots of the actor's environments.
+    finish: function that is called right before the answer, maybe twice.
+  """
+
+  request: server_lib.Request
+  slots: np.ndarray
+  finish: Callable[[], None]
+
+  @property
+  def rows(self) -> int:
+    """Number of rows."""
+    return self.request.rows
+
+  @property
+  def arrived_seconds(self) -> float:
+    """Time at which it arrived, by `time.monotonic`."""
+    return self.request.arrived_seconds
+
+  def reply(self, message: bytes) -> None:
+    """Sends the actions."""
+    self.finish()
+    self.request.reply(message)
+
+  def refuse(self, reason: wire.Refused) -> None:
+    """Ends the actor's stream."""
+    self.finish()
+    self.request.refuse(reason)
+
+  def end(self) -> None:
+    """Ends the actor's stream, because the run is over."""
+    self.refuse(over())
+
+
+class Received:
+  """The environments of all slots, as the messages of their actors show them.
+
+  One thread calls `take`. Any thread may call the other methods.
+  """
+
+  def __init__(
+    self,
+    inputs: wire.Layout,
+    layout: unroll_store.Layout,
+    reported: np.ndarray,
+    acted: counters.Acted,
+    returns_are_sums: bool,
+  ) -> None:
+    """Makes slots that no session holds.
+
+    Args:
+      inputs: layout of the messages.
+      layout: layout of the unroll store.
+      reported: `[N]` bool, whether a slot's returns enter the metrics.
+      acted: counts of all experience.
+      returns_are_sums: see `envs.returns_are_sums`.
+    """
+    self._inputs = inputs
+    self._layout = layout
+    self._environments = acted.environments(reported)
+    self._acted = acted
+    self._episodes = episodes.Episodes(layout.num_slots, returns_are_sums)
+    # Number of steps of each slot's session.
+    self._counts = np.zeros(layout.num_slots, np.int32)
+
+  def open(self, slots: np.ndarray) -> None:
+    """Starts the session of an actor that has leased `[n]` slots."""
+    self._counts[slots] = 0
+    self._episodes.start(slots)
+    self._environments.join(slots)
+
+  def close(self, slots: np.ndarray) -> None:
+    """Ends an actor's session, and counts its unfinished unrolls."""
+    self._environments.leave(slots)
+    unfinished = self._layout.unfinished(self._counts[slots])
+    self._acted.add_discarded(int(np.sum(unfinished)))
+
+  @functools.partial(jax.profiler.annotate_function, name="receive")
+  def take(
+    self, messages: Sequence[Message], sizes: Sequence[int]
+  ) -> tuple[Sequence[Message], unroll_store.Batch | None]:
+    """Checks and counts messages; refuses those that break a rule.
+
+    Args:
+      messages: messages of different actors.
+      sizes: numbers of rows to which a batch is padded, in ascending order.
+
+    Returns:
+      The messages that were not refused, and the batch of their rows; None if
+      all were refused.
+    """
+    try:
+      return messages, self._batch(messages, sizes)
+    except (wire.Refused, wire.MessageError):
+      pass  # At least one message breaks a rule, and none has been counted.
+    accepted, batches = [], []
+    for message in messages:
+      try:
+        batches.append(self._batch([message], [message.rows]))
+        accepted.append(message)
+      except wire.MessageError as error:
+        code = wire.StatusCode.INVALID_ARGUMENT
+        message.refuse(wire.Refused(code, str(error)))
+      except wire.Refused as refused:
+        message.refuse(refused)
+    return accepted, self._joined(batches, sizes) if batches else None
+
+  def _batch(
+    self, messages: Sequence[Message], sizes: Sequence[int]
+  ) -> unroll_store.Batch:
+    """Returns the batch of messages, unless one of them breaks a rule.
+
+    Raises:
+      wire.Refused: INVALID_ARGUMENT; no message has been counted.
+      wire.MessageError: the same, for a message that cannot be decoded.
+    """
+    rows = [message.rows for message in messages]
+    end = sum(rows)
+    size = next(size for size in sizes if size >= end)
+    contents = [message.request.message for message in messages]
+    inputs: types.Rows = self._inputs.decode_all(contents, rows, size)
+    slot, count = (np.empty(size, np.int32) for _ in range(2))
+    taken = inputs
+    if end < size:
+      taken = tree.map_structure(lambda leaf: leaf[:end], inputs)
+    slot[:end] = self._slots(taken.index, [x.slots for x in messages], rows)
+    slot[end:] = self._layout.num_slots  # Padding.
+    used = slot[:end]
+    wire.check_finite("observations", taken.timestep.observation)
+    ended = self._episodes.add(_one_step(taken), used)
+    self._environments.add(ended.env_steps, used, ended.returns, ended.lengths)
+    count[:end] = self._counts[used]
+    count[end:] = 0
+    self._counts[used] += 1
+    return unroll_store.Batch(slot, count, inputs.timestep)
+
+  def _slots(
+    self, index: np.ndarray, slots: Sequence[np.ndarray], rows: Sequence[int]
+  ) -> np.ndarray:
+    """Returns the slot of each row of some actors' messages.
+
+    Args:
+      index: `[R]` indices of environments, joined from all messages.
+      slots: slots of each message's actor.
+      rows: number of rows of each message.
+    """
+    held = [len(each) for each in slots]
+    last = np.repeat(held, rows) - 1
+    wire.check_range("an index of the actor's environments", index, 0, last)
+    first = np.cumsum([0, *held[:-1]])
+    slot = np.concatenate(slots)[np.repeat(first, rows) + index]
+    times = np.bincount(slot)
+    if times.max() > 1:
+      twice = index[slot == times.argmax()][0]
+      raise wire.invalid(
+        "each environment at most once in a message",
+        f"{twice} {times.max()} times",
+      )
+    return slot
+
+  def _joined(
+    self, batches: list[unroll_store.Batch], sizes: Sequence[int]
+  ) -> unroll_store.Batch:
+    end = sum(len(batch.slot) for batch in batches)
+    size = next(size for size in sizes if size >= end)
+    joined: unroll_store.Batch = trees.concatenate(batches, size)
+    slot = np.array(joined.slot)
+    slot[end:] = self._layout.num_slots
+    return joined._replace(slot=slot)
+
+
+def _one_step(rows: types.Rows) -> episodes.Steps:
+  timestep = rows.timestep
+  leaves = (timestep.step_type, timestep.reward, timestep.discount)
+  return episodes.Steps(*(x[:, None] for x in (*leaves, rows.episode_return)))
+
+
+def over() -> wire.Refused:
+  """Returns the refusal of an actor whose run is over."""
+  return wire.Refused(wire.StatusCode.CANCELLED, "this run is over")

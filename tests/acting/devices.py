@@ -1,0 +1,114 @@
+"""A fake inference device, and sessions of it without a server."""
+
+import collections
+import queue
+import types as types_lib
+
+import dm_env
+import numpy as np
+
+from seedx import envs, types, wire
+from seedx.acting import inference_server, protocol, received, slots
+from seedx.runtime import counters
+from seedx.runtime import seeds as seeds_lib
+from seedx.wire import server as server_lib
+
+CARTPOLE = envs.Config("CartPole-v1")
+
+
+class Device:
+  """An inference device whose actions are zeros, in batches of one message.
+
+  Attributes:
+    batches: the newest batches.
+  """
+
+  def __init__(self, sizes, acted, layouts):
+    self.sizes = sizes
+    self.slots = slots.Slots(sizes.layout.num_slots)
+    inputs, self._outputs = layouts
+    self.received = received.Received(
+      inputs, sizes.layout, sizes.reported, acted, returns_are_sums=True
+    )
+    self.requests = types_lib.SimpleNamespace(put=self._put)
+    self.batches = collections.deque(maxlen=100)
+
+  @property
+  def rows(self):
+    """Number of rows of these batches."""
+    return sum(len(batch.slot) for batch in self.batches)
+
+  def _put(self, message):
+    taken, batch = self.received.take([message], [message.rows])
+    if taken:
+      self.batches.append(batch)
+      zeros = np.zeros(message.rows, np.int32)
+      for reply in self._outputs.encode_all(zeros, [message.rows]):
+        message.reply(reply)
+    return True
+
+
+class Served:
+  """An inference server of fake devices, for CartPole.
+
+  Attributes:
+    acted: counts of the experience.
+    devices: the fake devices.
+    server: the inference server.
+    layouts: layouts of rows and actions.
+  """
+
+  def __init__(self, sizes):
+    self.acted = counters.Acted()
+    spec = envs.spec(CARTPOLE)
+    self.layouts = protocol.act_layouts(spec, sizes[0].padded[-1])
+    self.devices = [Device(each, self.acted, self.layouts) for each in sizes]
+    acting = types_lib.SimpleNamespace(
+      devices=self.devices, layouts=self.layouts
+    )
+    self.server = inference_server.InferenceServer(acting, seeds_lib.Seeds(0))
+
+  def open(self, num_envs):
+    """Opens an actor's session."""
+    return Actor(self.server.open({"num_envs": num_envs}), self.layouts)
+
+
+class Actor:
+  """A thin actor without a connection."""
+
+  def __init__(self, session, layouts):
+    self.session = session
+    self.close = session.close
+    self.answers = queue.SimpleQueue()
+    self._inputs, self._outputs = layouts
+
+  def __call__(self, rows):
+    """Sends rows; returns their actions, or raises the refusal."""
+    self.send(rows)
+    return self.receive()
+
+  def send(self, rows):
+    """Sends rows."""
+    message = self._inputs.encode(rows)
+    request = server_lib.Request(message, len(rows.index), self.answers.put)
+    self.session.receive(request)
+
+  def receive(self):
+    """Returns the actions for the oldest rows, or raises the refusal."""
+    answer = self.answers.get(timeout=300)
+    if isinstance(answer, wire.Refused):
+      raise answer
+    return self._outputs.decode(answer)
+
+
+def row(step_type, **changes):
+  """Returns rows of one environment; `changes` are their fields."""
+  timestep = dm_env.TimeStep(
+    np.array([step_type], np.uint8),
+    np.array([changes.pop("reward", 1)], np.float32),
+    np.array([changes.pop("discount", 1)], np.float32),
+    np.full((1, 4), changes.pop("observation", 0), np.float32),
+  )
+  index = np.array([changes.pop("index", 0)], np.int32)
+  assert not changes
+  return types.Rows(index, timestep, np.array([np.nan], np.float32))
