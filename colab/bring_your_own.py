@@ -10,8 +10,8 @@
 #
 # Any Gymnasium `Env` or `dm_env.Environment` works. seedx needs the name of a
 # function that makes one, `module:function`, in a module of the current
-# directory or an installed one. It calls the function in child processes, once
-# for each environment, and gives each environment a seed.
+# directory or an installed one. For each environment it calls the function
+# once, with a seed of its own, in one of its child processes.
 #
 # This environment is a grid with a robot in one cell, a treasure in another,
 # and a wall with a single gap between them. Reaching the treasure is a
@@ -93,18 +93,18 @@ print(f"mean return {np.mean(returns):.2f}")
 print(f"found the treasure in {np.mean(np.array(returns) > 0):.0%} of episodes")
 
 # %% [markdown]
-# Every experiment accepts it as `--env`. `--env-options` are the function's
-# arguments besides a seed. The defaults suit rewards of CartPole's size; these
-# are smaller, so `--reward-scale` is larger.
+# Every experiment accepts this environment as `--env`. `--env-options` are the
+# function's arguments besides a seed. The defaults suit rewards of CartPole's
+# size; the rewards here are smaller, so `--reward-scale` is larger.
 
 # %%
 # !{sys.executable} -m seedx train ppo --env my_env:make --env-options size=7 \
 #   --reward-scale 1 --num-envs 32 --total-steps 80000 --run-dir runs/treasure
 
 # %% [markdown]
-# So do the other programs: here is an episode, frame by frame. The run's
-# directory might be from another person; `--trust` permits it to name your
-# code.
+# The other programs accept it, too: here is an episode, frame by frame. The
+# run's directory might be from another person; `--trust` permits it to name
+# your code.
 
 # %%
 # !{sys.executable} -m seedx evaluate runs/treasure --trust --seed 2 --video treasure.gif
@@ -484,10 +484,10 @@ train("my loss, sync", agent, 100_000)
 # %% [markdown]
 # ## A program
 #
-# The agent does not depend on where it acts, nor the pipeline on what is
-# learned. So the same agent runs in `impala`, whose actors are other processes
-# than the learner. They import `my_loss`, `my_network` and `my_env` themselves,
-# which is why these are modules. This file is a whole experiment:
+# The agent does not depend on where it acts, and the pipeline does not depend
+# on what is learned. So the same agent runs in `impala`, whose actors run in
+# processes of their own. They import `my_loss`, `my_network` and `my_env`
+# themselves, which is why these are modules. This file is a whole experiment:
 
 # %% writes="imitate.py"
 """Finds the treasure by imitating actions that were better than expected."""
@@ -580,6 +580,6 @@ plt.show()
 
 # %% [markdown]
 # One seed each shows that all of them learn, not which is better: `--seed` and
-# `python -m seedx plot` are for that. `seedx.envs.Config` describes more of
-# environments (dicts, action masks, images), and `seedx.agents.base.Agent` the
-# contract between agents and pipelines.
+# `python -m seedx plot` serve to compare them. `seedx.envs.Config` describes
+# environments with dicts, action masks and images. `seedx.agents.base.Agent`
+# describes the contract between agents and pipelines.

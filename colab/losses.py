@@ -47,9 +47,9 @@ plt.rcParams.update(
 # followed.
 #
 # A stream contains several episodes. The transition from the LAST step of one
-# to the FIRST step of the next is not experience: no action caused it. Masking
-# it is not enough, because a return that bootstraps across it would use the
-# next episode's value. `losses.transitions` therefore gives it the reward
+# to the FIRST step of the next episode is not experience: no action caused it.
+# Masking it is not enough, because a return that bootstraps across it would use
+# the next episode's value. `losses.transitions` therefore gives it the reward
 # V(LAST) and the discount 0, so that its TD error is exactly 0 and no trace
 # passes it.
 
@@ -157,8 +157,8 @@ plt.show()
 #
 # With lambda 0 the advantage is the one-step TD error: little noise, but all of
 # the estimate's error (*bias*). With lambda 1 it is the longest return minus V:
-# none of that error, but the noise of all rewards (*variance*). The sum of both
-# is smallest in between ([Schulman et al.
+# none of the estimate's error, but the noise of all rewards (*variance*). The
+# sum of both is smallest in between ([Schulman et al.
 # 2015](https://arxiv.org/abs/1506.02438)).
 
 # %%
@@ -322,8 +322,9 @@ print("largest difference:", np.abs(on_policy.value - plain.value).max())
 # steps on the same batch. It forbids no step, but removes the incentive for
 # large ones. If the action was better than expected (A > 0), a higher ratio
 # reduces the loss up to 1 + epsilon; if it was worse, a lower ratio does so
-# down to 1 - epsilon. Beyond, the gradient is 0, but only in the direction that
-# would reduce the loss: a ratio on the wrong side is always pulled back.
+# down to 1 - epsilon. Beyond these limits, the gradient is 0, but only in the
+# direction that would reduce the loss: a ratio on the wrong side is always
+# pulled back.
 
 # %%
 ratios = jnp.linspace(0.4, 1.6, 120)

@@ -41,8 +41,8 @@ def in_lock_step(**values):
 
 
 # %% [markdown]
-# First a run that learns, as a reference for the numbers. A random policy reaches
-# about 22, the best one 500.
+# First a run that learns, as a reference for the numbers. A random policy
+# reaches about 22, the best one 500.
 
 # %%
 train("healthy", in_lock_step())
@@ -56,9 +56,9 @@ train("entropy cost 3", in_lock_step(entropy_cost=3.0))
 train("reward scale 100", in_lock_step(reward_scale=100.0))
 
 # %% [markdown]
-# And one whose architecture does not fit its loss. IMPALA's actors act with a
-# copy of the parameters; small batches and a long queue make that copy old. A2C
-# treats all experience as its own.
+# In one more run, the architecture does not fit the loss. IMPALA's actors act
+# with a copy of the parameters; small batches and a long queue make that copy
+# old. A2C treats all experience as if the newest policy had acted.
 
 
 # %%
@@ -226,5 +226,6 @@ table(["A2C on old data", "A2C on new data"])
 # 5. `approx_kl` above 0.05: less `--learning-rate`, fewer `--epochs`.
 # 6. Change one setting, run three seeds, and compare with the healthy run.
 #
-# `docs/trouble.md` has a table of symptoms, also of DQN. TensorBoard groups the
-# same numbers as `episode/`, `loss/`, `policy/`, `replay/`, `time/` and `run/`.
+# `docs/trouble.md` has a table of symptoms, including those of DQN. TensorBoard
+# groups the same numbers as `episode/`, `loss/`, `policy/`, `replay/`, `time/`
+# and `run/`.

@@ -110,9 +110,9 @@ config = a3c.Config(
 train("a3c", config)
 
 # %% [markdown]
-# **Actors and a learner.** The same 64 environments, in 2 actor processes. The
+# **Actors and a learner.** The same 64 environments run in 2 actor processes. The
 # actors of `impala` compute their own actions, with a copy of the parameters
-# that they fetch between unrolls. Those of `seed` request every action. PPO
+# that they fetch between unrolls. The actors of `seed` request every action. PPO
 # runs in `seed` exactly as V-trace does.
 
 # %%
@@ -179,8 +179,8 @@ train("apex", config)
 # ## Returns
 #
 # Seconds count from the first update, so they exclude most of the time that JAX
-# takes to compile the programs: in runs as short as these, that is longer than
-# the rest.
+# takes to compile the programs: in runs as short as these, compiling takes
+# longer than the rest of the run.
 
 # %%
 import matplotlib.pyplot as plt
@@ -295,10 +295,10 @@ print(f"an observation: {4 * spec.observation.shape[0]} bytes")
 
 # %% [markdown]
 # This is the argument for SEED in a picture. Its traffic is proportional to the
-# size of observations, and independent of the network; that of the others grows
-# with the network, which is tiny here. (In Atari an observation is 7 kB, which
-# every learner must receive. SEED avoids the 7 MB of parameters that each actor
-# of the others fetches again and again.)
+# size of observations, and independent of the network; the traffic of the other
+# pipelines grows with the network, which is tiny here. (In Atari an observation
+# is 7 kB, which every learner must receive. SEED avoids the 7 MB of parameters
+# that each actor of the other pipelines fetches again and again.)
 
 # %% [markdown]
 # ## What such short runs can show

@@ -3,7 +3,7 @@
 #
 # Train a policy, read the run's metrics, watch an episode, resume the run, and
 # export the policy as a function that needs only JAX. Each step is a shell
-# command; a line that begins with `!` is one.
+# command, in a line that begins with `!`.
 
 # %% [markdown]
 # ## Train
@@ -48,12 +48,13 @@ for line in lines:
     )
 
 # %% [markdown]
-# The policy lag is the number of updates between acting and learning from the
-# result. It is not zero, because actors do not wait for the learner; V-trace
-# corrects for it.
+# The policy lag is the number of updates between choosing an action and
+# learning from its result. It is not zero, because actors do not wait for the
+# learner; V-trace corrects for it.
 #
 # Which part should be made faster? Every wait is measured, as a share of the
-# time since the previous line. A part that waits, waits for a slower one.
+# time since the previous line. A part that waits is faster than
+# the part that it waits for.
 
 # %%
 fastest = max(lines, key=lambda line: line["steps_per_second"])
@@ -79,7 +80,7 @@ print(f"{observed:.1f} bytes crossed the network per env step")
 # The returns above are from training, where actions are sampled from the
 # policy. `evaluate` loads the run's checkpoint, plays whole episodes from new
 # initial states with the most likely action at each step, and records a video
-# of one.
+# of one episode.
 
 # %%
 # !{sys.executable} -m seedx evaluate runs/cartpole \
