@@ -249,7 +249,7 @@ def _share_compilations(folder, events):
       arguments = (module_name, key, options, backend, devices, callbacks)
       program, _ = read(*arguments[:num_arguments])
       if program is not None:
-        events.update(hits=1)  # JAX itself counts only misses here.
+        events.update(hits=1)  # JAX does not count this hit.
         return program
       return write(
         backend, computation, devices, options, callbacks, module_name, key

@@ -88,7 +88,7 @@ def test_a_busy_process_counts_unless_it_is_a_descendant():
     running.wait_until(lambda: cpu_time.of_tree(process.pid)[process.pid] > 0.5)
     assert others.seconds < cpu_time.of_machine() - before - 0.5
     process.kill()
-  # The time of a child that has ended is still not that of others.
+  # The time of an ended child still does not count as others' time.
   assert others.seconds < cpu_time.of_machine() - before - 0.5
 
 

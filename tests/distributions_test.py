@@ -252,7 +252,7 @@ def test_half_precision_parameters_are_computed_in_float32():
 def test_gaussian_matches_scipy_and_its_samples_are_not_clipped():
   rng = np.random.default_rng(0)
   mean, log_scale = rng.normal(size=(2, 6, 2)).astype(np.float32)
-  # Parameters of 0 give the middle, and a scale of half the way to a bound.
+  # Zeros give the middle, and as the scale half its distance to a bound.
   mean[0] = log_scale[0] = 0.0
   mean[1], log_scale[1] = (1, -1), (0.5, 0)
   # Extreme scales stay finite.

@@ -100,7 +100,7 @@ class Running(Own):
   """
 
   def __init__(self, config, actors=None):
-    """Makes `actors` threads per node; None for the count of the node."""
+    """Makes `actors` threads per node; None for `node.count`."""
     super().__init__(config)
     self.failures = []
     self.threads = [

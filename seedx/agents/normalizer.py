@@ -17,8 +17,8 @@ from seedx import losses, types
 # Normalized observations are clipped to +- this (Andrychowicz et al. 2020,
 # https://arxiv.org/abs/2006.05990).
 _LIMIT = 10.0
-# Largest error of a float32 variance that was measured around another mean,
-# relative to the squared offset between the means.
+# A float32 variance that is measured around another mean is wrong by at most
+# this, times the squared offset between the means.
 _ERROR = 2.4e-7
 # A gap between means that is smaller, relative to the mean, is only rounding.
 _ROUNDING = 1e-6

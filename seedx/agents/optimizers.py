@@ -62,8 +62,8 @@ class Optimizer:
   Attributes:
     direction: Optax optimizer without the factor -learning_rate; or the user's
       own optimizer, which includes its learning rate.
-    schedule: schedule of the learning rates, from `AgentState.clock` in
-      optimizer steps to a factor; None for the user's own optimizer.
+    schedule: maps `AgentState.clock`, in optimizer steps, to a factor of all
+      learning rates; None for the user's own optimizer.
     steps_per_update: number of optimizer steps in an update.
     rates: see `make`.
   """
