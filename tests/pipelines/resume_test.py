@@ -173,7 +173,8 @@ def test_a_restored_run_continues_its_counts_with_new_seeds(
     assert values == sorted(values), name
     assert values[-1] > values[0], name
   assert last["env_steps"] >= 2 * STEPS
-  assert last["wall_seconds"] <= last_saved["wall_seconds"] + (
+  # The checkpoint is a little younger than its line.
+  assert last["wall_seconds"] <= last_saved["wall_seconds"] + 1.0 + (
     time.monotonic() - made_seconds
   )
   # Env steps before the resume do not count in the first rate.

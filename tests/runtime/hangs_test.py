@@ -248,7 +248,7 @@ HANGING_UPDATES = ("-m", "tests.hanging_updates", "20")
     (
       ("-m", "experiments.seed_vtrace"),
       (*HANGING_ENV, json.dumps({"steps": 300}), "--envs-per-actor", "4"),
-      "(Waits for the next batch",
+      "(Waits until a batch is complete",
     ),
     ((*HANGING_UPDATES, "a2c"), ("--num-envs", "4"), "Learner.learn"),
     ((*HANGING_UPDATES, "seed_vtrace"), (), "learner: for"),
