@@ -129,16 +129,16 @@ def replay_alone(seconds: float) -> Costs:
   layout = unroll_store.Layout.of(agent, period, _REPLAY_BATCH // period)
   shapes = local_actor.Programs(agent, envs.spec(config.env), layout).share()
   share = jax.device_put(work.made_up(shapes))
-  memory = replay.Prioritized(_REPLAY_STEPS // period, window)
+  memory = replay.Prioritized(_REPLAY_STEPS // period, window, period)
   add = jax.jit(memory.add, donate_argnums=0)
   sample = jax.jit(memory.sample, static_argnums=2)
   update = jax.jit(memory.update, donate_argnums=0)
   priorities = jax.random.uniform(jax.random.key(1), (_REPLAY_BATCH,))
   # The kind of keys with which `replayed.CoreReplay` samples.
   keys = jax.random.split(random_keys.unrolled(jax.random.key(0)))
-  state, step = memory.init(share), 0
-  for _ in range(_REPLAY_STEPS // _REPLAY_BATCH):
-    state = add(state, share)
+  state, step, filled = memory.init(share), 0, _REPLAY_STEPS // _REPLAY_BATCH
+  for number in range(filled):
+    state = add(state, work.continued(share, number))
   times: dict[str, list[float]] = {"add": [], "sample": [], "update": []}
 
   def timed(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -149,7 +149,8 @@ def replay_alone(seconds: float) -> Costs:
 
   end_seconds = time.monotonic() + seconds
   while step < _MINIMUM_CALLS or time.monotonic() < end_seconds:
-    state = timed("add", add, state, share)
+    new = work.continued(share, filled + step)
+    state = timed("add", add, state, new)
     drawn = timed("sample", sample, state, keys[step % 2], _REPLAY_BATCH)
     state = timed("update", update, state, drawn[1], priorities)
     step += 1

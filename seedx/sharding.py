@@ -29,7 +29,7 @@ UNROLL = types.Unroll(
   core_state=_BATCH,
 )
 SAMPLE = types.Sample(unroll=UNROLL, importance_weight=_BATCH)
-SHARE = types.Share(data=UNROLL, priorities=_BATCH)
+SHARE = types.Share(data=UNROLL, priorities=_BATCH, origin=_BATCH)
 
 
 def devices(indices: Sequence[int], purpose: str) -> list[jax.Device]:

@@ -273,10 +273,14 @@ class Share(NamedTuple):
       from, see `agents.base.Needs`.
     priorities: `[S, windows]` float32, priorities of each unroll's windows; ()
       without priorities.
+    origin: `[S, 2]` int32, a number that only the unrolls of one environment
+      have, from its start to its end; and the number of the unroll among them.
+      () if it is unknown, or not needed.
   """
 
   data: Tree
   priorities: Tree = ()
+  origin: Tree = ()
 
 
 class LossOutput(NamedTuple):

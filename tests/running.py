@@ -209,9 +209,9 @@ class Spy:
       counted.arguments = session, env_steps, steps.episode_return
       count(session, steps, waits)
 
-    def spy_add(unroll, priorities):
+    def spy_add(unroll, priorities, origin):
       self.messages.append(Message(*counted.arguments, unroll, priorities))
-      return add(unroll, priorities)
+      return add(unroll, priorities, origin)
 
     def spy_learn(batch):
       self.learned.append(copied(batch.parts))

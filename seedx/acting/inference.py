@@ -225,6 +225,8 @@ class Inference:
     sizes: sizes of the device's batches and store.
     slots: slots of the store, leased to sessions.
     received: the environments of all slots.
+    env: `[slots]` int32, the seed of the environment in each leased slot, which
+      no other environment has.
     requests: batcher of the actors' messages, which `run` answers; any thread
       may add some.
   """
@@ -246,6 +248,7 @@ class Inference:
   ) -> None:
     self.sizes = sizes
     self.slots = slots_lib.Slots(sizes.layout.num_slots)
+    self.env = np.zeros(sizes.layout.num_slots, np.int32)
     inputs, self._outputs = layouts
     self.received = received.Received(
       inputs, sizes.layout, sizes.reported, acted, returns_are_sums
@@ -272,6 +275,7 @@ class Inference:
     # The unrolls of the next share, and the number of those that are filled.
     self._filling: types.Unroll | None = None
     self._filled = 0
+    self._origins: list[types.Tree] = []
     self._act = jax.jit(
       functools.partial(_act, agent, sizes.layout), donate_argnums=0
     )
@@ -284,7 +288,7 @@ class Inference:
       lambda: unroll_store.empty_unrolls(shapes, sizes.share_size),
       out_shardings=jax.sharding.SingleDeviceSharding(device),
     )
-    self._stored = agent.needs.stored
+    self._needs = agent.needs
     self._priorities = base.priorities(agent)
 
   def run(self) -> None:
@@ -299,20 +303,24 @@ class Inference:
         if batch is None:
           continue
         actions = self._step(batch)
+        # A slot may get another environment once its actor has the actions.
+        rows = sum(message.rows for message in messages)
+        env = self.env[batch.slot[:rows]]
         with (
           jax.profiler.TraceAnnotation("reply"),
           self._waits.timed(_WAIT_DEVICE),
         ):
           self._reply(messages, np.asarray(actions))
         # The next step may overwrite finished unrolls in the store.
-        for share in self._finished(batch):
+        for share in self._finished(batch, env):
           with self._waits.timed(metrics.WAIT_LEARNER):
             if not self._sink(share):
               return
 
   def example(self) -> types.Share:
     """Returns a share of zeros; any thread may call it."""
-    return self._share(self._empty())
+    env = np.zeros(self.sizes.share_size, np.int32)
+    return self._share(self._empty(), [self._needs.origin(env, 0)])
 
   def close(self) -> None:
     """Ends `run` and all waits for actions; may be called twice."""
@@ -328,7 +336,7 @@ class Inference:
         self._inputs.timestep,
       )
       self._step(unroll_store.Batch(padding, rows, timestep))
-      self._collect(padding[:0], rows[:0], size)
+      self._collect(*(padding[:0],) * 3, size)
     self.example()
 
   def _reply(
@@ -339,24 +347,34 @@ class Inference:
       message.reply(reply)
     self._replies.add(messages)
 
-  def _finished(self, batch: unroll_store.Batch) -> Iterator[types.Share]:
-    """Collects the unrolls that a batch finished, and yields full shares."""
+  def _finished(
+    self, batch: unroll_store.Batch, env: np.ndarray
+  ) -> Iterator[types.Share]:
+    """Collects the unrolls that a batch finished, and yields full shares.
+
+    The rows of the batch that are not padding are of the environments `env`.
+    """
     slot, count = batch.slot, batch.count
-    rows = np.count_nonzero(slot < self.sizes.layout.num_slots)
-    finished = np.flatnonzero(self.sizes.layout.finished(count[:rows]))
+    finished = np.flatnonzero(self.sizes.layout.finished(count[: len(env)]))
     while len(finished):
       room = self.sizes.share_size - self._filled
       taken, finished = finished[:room], finished[room:]
-      self._collect(slot[taken], count[taken])
+      self._collect(slot[taken], count[taken], env[taken])
       if self._filled == self.sizes.share_size:
         assert self._filling is not None
         unroll, self._filling, self._filled = self._filling, None, 0
-        yield self._share(unroll)
+        origins, self._origins = self._origins, []
+        yield self._share(unroll, origins)
 
-  def _share(self, unroll: types.Unroll) -> types.Share:
+  def _share(
+    self, unroll: types.Unroll, origins: list[types.Tree]
+  ) -> types.Share:
     acting, _ = self._newest(self._device)
-    priorities = self._priorities(acting, unroll)
-    return types.Share(self._stored(unroll), priorities)
+    return types.Share(
+      data=self._needs.stored(unroll),
+      priorities=self._priorities(acting, unroll),
+      origin=jax.tree.map(lambda *x: np.concatenate(x), *origins),
+    )
 
   @functools.partial(jax.profiler.annotate_function, name="act")
   def _step(self, batch: unroll_store.Batch) -> jax.Array:
@@ -375,7 +393,11 @@ class Inference:
 
   @functools.partial(jax.profiler.annotate_function, name="collect")
   def _collect(
-    self, slot: np.ndarray, count: np.ndarray, size: int | None = None
+    self,
+    slot: np.ndarray,
+    count: np.ndarray,
+    env: np.ndarray,
+    size: int | None = None,
   ) -> None:
     """Copies finished unrolls into the share, padded to `size` rows."""
     rows = len(slot)
@@ -388,6 +410,8 @@ class Inference:
       self._filling = self._empty()
     self._filling = self._gather(self._store, self._filling, slots, counts, row)
     self._filled += rows
+    number = self.sizes.layout.number(count)
+    self._origins.append(self._needs.origin(env, number))
 
 
 def _act(

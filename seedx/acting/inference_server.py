@@ -54,6 +54,7 @@ class Session:
     self.welcome = {"first_seed": first_seed}
     self._inference = device
     self._slots = slots
+    device.env[slots] = first_seed + np.arange(len(slots))
     device.received.open(slots)
     self._lock = threading.Lock()
     # Whether a message is unanswered.

@@ -140,10 +140,13 @@ class Programs:
     agent = self.agent
 
     def share(rng_key: jax.Array) -> types.Share:
-      unroll = unroll_store.empty_unrolls(self.empty(), self.layout.num_slots)
+      num_slots = self.layout.num_slots
+      unroll = unroll_store.empty_unrolls(self.empty(), num_slots)
       acting = agent.acting(agent.init(rng_key))
       return types.Share(
-        agent.needs.stored(unroll), self.priorities(acting, unroll)
+        agent.needs.stored(unroll),
+        self.priorities(acting, unroll),
+        agent.needs.origin(np.zeros(num_slots, np.int32), 0),
       )
 
     return jax.eval_shape(share, jax.random.key(0))
@@ -190,6 +193,7 @@ class LocalActor:
     """
     num_envs = programs.layout.num_slots
     self.device = device
+    self._seeds = np.arange(seed, seed + num_envs, dtype=np.int32)
     self._environment = envs.make(
       env, num_envs, seed=seed, num_threads=num_threads, restarts=restarts
     )
@@ -231,6 +235,15 @@ class LocalActor:
         self._store, acting, version, self._rng_key, self._batch()
       )
     return rows, unroll
+
+  @property
+  def origin(self) -> types.Tree:
+    """The origin of the unrolls of `observe`, until `act`; see `types.Share`.
+
+    The number of an environment is its first seed.
+    """
+    number = self._programs.layout.number(self._count)
+    return self._programs.agent.needs.origin(self._seeds, number)
 
   def act(self, acting: types.Tree, version: np.int32) -> None:
     """Acts on the rows that `observe` returned."""

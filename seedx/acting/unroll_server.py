@@ -116,14 +116,22 @@ class UnrollServer:
     for leaf in jax.tree.leaves(experience.priorities):
       wire.check_range("priorities", leaf, 0, _MAX_PRIORITY)
 
-  def take(self, experience: unroll_messages.Experience) -> np.int32:
+  def take(
+    self, experience: unroll_messages.Experience, env: np.ndarray, number: int
+  ) -> np.int32:
     """Takes a message's unrolls, and returns the newest parameters' version.
+
+    They are unrolls of the same `number` of environments `[S]`, see
+    `types.Share`.
 
     Raises:
       wire.Refused: CANCELLED, the run is over.
     """
     with self._filling:
-      shares = self._shares.add(experience.unroll, experience.priorities)
+      origin = self._programs.agent.needs.origin(env, number)
+      shares = self._shares.add(
+        experience.unroll, experience.priorities, origin
+      )
       for share in shares:
         if not self._sink(share):
           raise wire.Refused(wire.StatusCode.CANCELLED, "this run is over")
@@ -147,6 +155,11 @@ class _Session:
     self._server = server
     self._session = session
     self._period = period
+    # Only these environments have these seeds.
+    self._envs = session.first_seed + np.arange(
+      len(session.slots), dtype=np.int32
+    )
+    self._messages = 0
     # `[S, L - period]` step types with which the next unrolls begin.
     self._overlap: np.ndarray | None = None
 
@@ -158,7 +171,8 @@ class _Session:
         previous ones, a number is out of its range, or the run is over.
     """
     self._count(inputs)
-    return self._server.take(inputs)
+    self._messages += 1
+    return self._server.take(inputs, self._envs, self._messages - 1)
 
   @functools.partial(jax.profiler.annotate_function, name="receive")
   def _count(self, inputs: unroll_messages.Experience) -> None:
@@ -213,10 +227,10 @@ class _Shares:
     self._rows = 0
 
   def add(
-    self, unroll: types.Unroll, priorities: types.Tree
+    self, unroll: types.Unroll, priorities: types.Tree, origin: types.Tree
   ) -> Iterator[types.Share]:
     """Adds `[S, L, ...]` unrolls, and yields full shares."""
-    self._waiting.append((unroll, priorities))
+    self._waiting.append((unroll, priorities, origin))
     self._rows += len(unroll.version)
     while self._rows >= self._size:
       everything = trees.concatenate(self._waiting, self._rows)
@@ -224,7 +238,7 @@ class _Shares:
       rest = tree.map_structure(lambda x: x[self._size :], everything)
       self._waiting = [rest]
       self._rows -= self._size
-      yield types.Share(_time_major(full[0]), full[1])
+      yield types.Share(_time_major(full[0]), *full[1:])
 
 
 def _time_major(unroll: types.Unroll) -> types.Unroll:

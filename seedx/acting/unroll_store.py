@@ -66,6 +66,13 @@ class Layout:
     since_first = counts - (self.length - 1)
     return (since_first >= 0) & (since_first % self.period == 0)
 
+  def number(self, counts: types.Array) -> types.Array:
+    """Returns `[B]`, the numbers of the unrolls that these steps end.
+
+    The unrolls of a slot's session have the numbers 0, 1, ...
+    """
+    return (counts - (self.length - 1)) // self.period
+
   def unfinished(self, counts: np.ndarray) -> np.ndarray:
     """Returns `[B]`, the number of unfinished unrolls of each slot.
 

@@ -81,8 +81,8 @@ class Needs:
     whole_batches: whether the pipeline must call `update` on whole batches,
       because `update` does more than `gradients` and `apply`.
     whole_unrolls: whether a window is a whole unroll, and begins with the core
-      state that acting had there. Otherwise a window begins at every step, with
-      a core state of zeros unless it begins where its unroll does.
+      state that acting had there. Otherwise a window begins at every step, and
+      has no core state: its `core_state` is ().
     learned_steps: number of env steps of a window that are learned from.
     minibatches: number of equal parts into which `update` divides the env steps
       of a batch on each core.
@@ -118,8 +118,28 @@ class Needs:
     return self.window
 
   def stored(self, unroll: types.Unroll) -> types.Unroll:
-    """Returns the unroll, without its extras if learning does not read them."""
-    return unroll if self.extras else unroll._replace(extras=())
+    """Returns the unroll, without what learning does not read.
+
+    These are its extras, and its core state if windows begin at every step.
+    """
+    if not self.extras:
+      unroll = unroll._replace(extras=())
+    if self.window is not None and not self.whole_unrolls:
+      unroll = unroll._replace(core_state=())
+    return unroll
+
+  def origin(self, env: np.ndarray, number: types.Array) -> types.Tree:
+    """Returns `types.Share.origin`; () without a replay, which reads it.
+
+    Args:
+      env: `[S]` int32, a number that only one environment of the run has.
+      number: `[S]` or `[]` int32, the number of its unroll.
+    """
+    if self.window is None:
+      return ()
+    if isinstance(number, jax.Array):
+      return jnp.stack(jnp.broadcast_arrays(env, number), axis=1)
+    return np.stack(np.broadcast_arrays(env, np.int32(number)), axis=1)
 
   @property
   def specs(self) -> types.Tree:

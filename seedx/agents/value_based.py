@@ -341,8 +341,9 @@ class _QNetwork:
     return NoisyCoreState(core_state, jnp.zeros(batch_size, jnp.uint32))
 
   def network_state(self, core_state: types.Tree) -> types.Tree:
-    """Returns the part of a core state that the network uses."""
-    return core_state.network if self.noisy else core_state
+    """Returns the part of a core state that the network uses, if any."""
+    is_noisy = isinstance(core_state, NoisyCoreState)
+    return core_state.network if is_noisy else core_state
 
   def differentiate(
     self, state: base.AgentState, rng_key: jax.Array, batch: types.Sample

@@ -80,8 +80,9 @@ class Windows:
     n_step: n of n-step returns.
     burn_in: steps at the start that only bring the core state up to date.
     whole_unrolls: see `base.Needs`.
-    stored_state: whether a window begins with the memory's state from acting.
-      If not, it begins with the state at an episode's start.
+    stored_state: whether a window that is a whole unroll begins with the
+      memory's state from acting. All other windows begin with the state at an
+      episode's start.
     priority_max_share: eta; a window's priority is eta times its largest TD
       error plus 1 - eta times their mean. TD errors of resets count as 0.
   """
@@ -130,8 +131,10 @@ class Windows:
     the network's part of `Unroll.core_state`. Returns the inputs after the
     burn-in, and the core state before them.
     """
-    if not self.stored_state:
-      start = model.initial_core_state(inputs.timestep.step_type.shape[1])
+    start = model.initial_core_state(inputs.timestep.step_type.shape[1])
+    if self.replayed and not self.whole_unrolls:
+      core_state = start
+    elif not self.stored_state:
       core_state = core_state._replace(memory=start.memory)
     if self.burn_in:
       burn_in = jax.tree.map(lambda x: x[: self.burn_in], inputs)

@@ -62,8 +62,9 @@ class Config(hosts_lib.Config):
     total_steps: int,
     batch_steps: int,
     replay: replay_lib.Config | None = None,
+    num_envs: int = 0,
   ) -> plan_lib.Plan:
-    """Returns the amounts of experience of a run."""
+    """Returns the amounts of experience of a run; see `plan.Plan`."""
     return plan_lib.Plan(
       total_steps,
       batch_steps,
@@ -71,6 +72,7 @@ class Config(hosts_lib.Config):
       parts=self.parts,
       processes=self.hosts,
       unroll_length=self.unroll_length,
+      num_envs=num_envs,
     )
 
   def check_divides(self, name: str, size: int, parts: int) -> None:
@@ -256,13 +258,16 @@ class Learner:
     jax.block_until_ready(self._update(self._state, inputs))
 
   def shares(
-    self, unroll: types.Unroll, priorities: types.Tree = ()
+    self,
+    unroll: types.Unroll,
+    priorities: types.Tree = (),
+    origin: types.Tree = (),
   ) -> list[types.Share]:
     """Splits `[L, B, ...]` unrolls into one share for each core of this host.
 
-    Priorities are `[B, windows]`, or () for an agent without them.
+    See `types.Share`, with B instead of S.
     """
-    share, parts = types.Share(unroll, priorities), len(self.cores)
+    share, parts = types.Share(unroll, priorities, origin), len(self.cores)
     return [
       sharding.put(sharding.shard(share, sharding.SHARE, i, parts), core)
       for i, core in enumerate(self.cores)

@@ -26,6 +26,9 @@ class Plan:
     processes: number of processes that learn together, each with its own
       replay.
     unroll_length: number of new env steps of an unroll (T).
+    num_envs: number of environments that act on their own, of all processes;
+      their unrolls go to the learner cores in turn. 0 if each core has the
+      unrolls of its own environments, which step together.
   """
 
   total_steps: int
@@ -34,6 +37,7 @@ class Plan:
   parts: int = 1
   processes: int = 1
   unroll_length: int = 1
+  num_envs: int = 0
 
   @property
   def horizon(self) -> base.Horizon:
@@ -88,8 +92,15 @@ class Plan:
     capacity = max(
       1, of_process.replay_capacity // (self.unroll_length * cores)
     )
+    memory = of_process.make(
+      window=needs.window,
+      capacity=capacity,
+      # An environment's next unroll goes to another core.
+      period=None if self.num_envs and cores > 1 else self.unroll_length,
+      streams=self.num_envs // self.processes,
+    )
     return replayed.CoreReplay(
-      of_process.make(needs.window, capacity),
+      memory,
       needs,
       of_process.replay_batch_size // cores,
       self.horizon.with_windows(needs.learned_steps).updates,

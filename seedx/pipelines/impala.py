@@ -49,7 +49,11 @@ class Config(process.ServerConfig):
   @property
   def plan(self) -> plan_lib.Plan:
     """The run's amounts of experience."""
-    return self.learner.plan(self.total_steps, self.learner.batch_steps)
+    return self.learner.plan(
+      self.total_steps,
+      self.learner.batch_steps,
+      num_envs=self.actors.num_envs,
+    )
 
   def nodes(self) -> list[nodes_lib.Node]:
     """Returns the actors, on any machines that can connect to the learner."""

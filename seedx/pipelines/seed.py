@@ -47,7 +47,10 @@ class Config(process.ServerConfig):
   def plan(self) -> plan_lib.Plan:
     """The run's amounts of experience."""
     return self.learner.plan(
-      self.total_steps, self.learner.batch_steps, self.replay
+      self.total_steps,
+      self.learner.batch_steps,
+      self.replay,
+      self.actors.num_envs,
     )
 
   def nodes(self) -> list[nodes_lib.Node]:

@@ -133,7 +133,8 @@ def _steps(
       if unroll is not None:
         with waits.timed(metrics.WAIT_LEARNER):
           priorities = programs.priorities(acting, unroll)
-          learning.learn_from(learning.shares(unroll, priorities))
+          shares = learning.shares(unroll, priorities, actor.origin)
+          learning.learn_from(shares)
           learning.publish()
           acting, version = learning.newest()
       with waits.timed(metrics.WAIT_EXPERIENCE):

@@ -74,9 +74,20 @@ class Config:
       "replay_min_steps", self.replay_min_steps, 1, self.replay_capacity
     )
 
-  def make(self, window: int, capacity: int) -> Replay:
-    """Makes the replay of a core, with `capacity` in unrolls."""
-    return uniform.Uniform(capacity, window)
+  def make(
+    self, window: int, capacity: int, period: int | None, streams: int
+  ) -> Replay:
+    """Makes the replay of a core.
+
+    Args:
+      window: W, time steps of a window.
+      capacity: capacity in unrolls.
+      period: T, new time steps of an unroll; None if the next unroll of its
+        environment may be in another replay.
+      streams: number of environments whose unrolls arrive in any order; 0 if
+        each share has one unroll of each environment, in the same order.
+    """
+    return uniform.Uniform(capacity, window, period, streams)
 
   def ratio(self, learned_steps: int) -> ratio_lib.Ratio:
     """Makes the count of due batches.
@@ -124,11 +135,15 @@ class PrioritizedConfig(Config):
   importance_exponent: float = types.setting(0.4, low=0.0, high=1.0)
   importance_exponent_rise: float = types.setting(0.0, low=0.0, high=1.0)
 
-  def make(self, window: int, capacity: int) -> Replay:
+  def make(
+    self, window: int, capacity: int, period: int | None, streams: int
+  ) -> Replay:
     """Makes the replay of a core, see `Config.make`."""
     return prioritized.Prioritized(
       capacity,
       window,
+      period,
+      streams,
       self.priority_exponent,
       self.importance_exponent,
       self.importance_exponent_rise,

@@ -65,6 +65,8 @@ class Prioritized:
   Attributes:
     capacity: capacity in unrolls; new ones overwrite the oldest.
     window: W, time steps of a window.
+    period: see `Uniform`.
+    streams: see `Uniform`.
     priority_exponent: alpha.
     importance_exponent: beta at the start of the run.
     importance_exponent_rise: linear increase of beta over the run, up to a beta
@@ -73,6 +75,8 @@ class Prioritized:
 
   capacity: int
   window: int
+  period: int | None = None
+  streams: int = 0
   priority_exponent: float = types.setting(0.6, low=0.0, high=1.0)
   importance_exponent: float = types.setting(0.4, low=0.0, high=1.0)
   importance_exponent_rise: float = types.setting(0.0, low=0.0, high=1.0)
@@ -80,8 +84,7 @@ class Prioritized:
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
     types.check_settings(self)
-    types.check_range("capacity", self.capacity, 1, 2**31 - 1)
-    types.check_range("window", self.window, 1, 2**31 - 1)
+    _ = self._ring  # Checks the sizes.
 
   def init(self, example: types.Share) -> PrioritizedState:
     """Returns the state of an empty replay; see `config.Replay`.
@@ -96,8 +99,8 @@ class Prioritized:
         "expected priorities with the unrolls for a prioritized replay, found"
         " none"
       )
-    shapes = jax.eval_shape(self._ring.init, example)
-    leaves = self.capacity * self._ring.num_windows(shapes)
+    length = example.data.version.shape[0]
+    leaves = self.capacity * (length - self.window + 1)
     if leaves >= sum_tree.NOWHERE:
       raise types.ConfigError(
         f"expected a replay of fewer than {sum_tree.NOWHERE} windows, found"
@@ -122,8 +125,9 @@ class Prioritized:
     num_windows = self._ring.num_windows(state.ring)
     entry = self._ring.next_entries(state.ring, share.data.version.shape[1])
     leaf = entry[:, None] * num_windows + jnp.arange(num_windows)
-    state = self._set(state, leaf, share.priorities)
-    return state._replace(ring=self._ring.add(state.ring, share))
+    ring = self._ring.add(state.ring, share)
+    state = self._forget(state._replace(ring=ring), state.ring.book.oldest)
+    return self._set(state, leaf, share.priorities)
 
   def sample(
     self,
@@ -170,7 +174,8 @@ class Prioritized:
       self._number(newest, entry)
       for newest in (state.ring.inserted - 1, windows.newest)
     )
-    leaf = jnp.where(now == then, windows.leaf, sum_tree.NOWHERE)
+    is_kept = (now == then) & (then >= state.ring.book.oldest)
+    leaf = jnp.where(is_kept, windows.leaf, sum_tree.NOWHERE)
     return self._set(state, leaf, priorities)
 
   def measure(self, state: PrioritizedState) -> dict[str, jax.Array]:
@@ -179,7 +184,30 @@ class Prioritized:
 
   @property
   def _ring(self) -> uniform.Uniform:
-    return uniform.Uniform(self.capacity, self.window)
+    return uniform.Uniform(
+      self.capacity, self.window, self.period, self.streams
+    )
+
+  def _forget(
+    self, state: PrioritizedState, oldest: jax.Array
+  ) -> PrioritizedState:
+    """Sets the leaves of unrolls from `oldest` on that are no longer kept to 0.
+
+    There are none as long as unrolls share rows: then new ones have the entries
+    of those that are forgotten.
+    """
+    ring, num_windows = state.ring, self._ring.num_windows(state.ring)
+    if isinstance(ring.book.origin, tuple):
+      return state
+    zeros = jnp.zeros(num_windows, jnp.float32)
+
+    def forget(number: jax.Array, tree: sum_tree.Tree) -> sum_tree.Tree:
+      leaf = number % self.capacity * num_windows + jnp.arange(num_windows)
+      return sum_tree.set_leaves(tree, leaf, zeros)
+
+    first = jnp.maximum(oldest, ring.inserted - self.capacity)
+    tree = jax.lax.fori_loop(first, ring.book.oldest, forget, state.tree)
+    return state._replace(tree=tree)
 
   def _number(self, newest: jax.Array, entry: jax.Array) -> jax.Array:
     """Returns the numbers of the unrolls at entries `[B]` of the ring."""

@@ -1,9 +1,10 @@
-"""A uniform replay: stores unrolls, samples windows of them.
+"""A uniform replay: stores each time step once, samples windows of them.
 
-Frames are stored one by one, even for agents that see stacks: a window begins
-with the frames before its first transition, and the agent stacks them again.
-Unless a window is a whole unroll, an unroll with T new steps stores
-T + window - 1 steps, so with a large T few steps are stored twice.
+Each step of an environment begins a window, or sequences overlap, so that
+consecutive unrolls have steps in common. They share the rows of these steps in
+the replay. Frames are stored one by one, too, even for agents that see stacks:
+a window begins with the frames before its first transition, and the agent
+stacks them again.
 """
 
 import dataclasses
@@ -15,42 +16,56 @@ import jax.numpy as jnp
 
 from seedx import types
 from seedx.on_cpu import packing
+from seedx.replay import rows as rows_lib
 
 
 class State(NamedTuple):
   """The state of a replay.
 
   Attributes:
-    steps: `[capacity, L, ...]`, steps of the unrolls.
+    steps: `[R, ...]`, ring of time steps.
+    book: the rows of the unrolls in the ring.
     core_state: `[capacity, ...]`, core states before the unrolls.
-    inserted: `[]` int32, number of unrolls added so far.
   """
 
   steps: packing.Packed
+  book: rows_lib.Book
   core_state: types.Tree
-  inserted: jax.Array
+
+  @property
+  def inserted(self) -> jax.Array:
+    """`[]` int32, number of unrolls added so far."""
+    return self.book.inserted
 
   @property
   def unrolls(self) -> types.Unroll:
-    """All entries, `[capacity, L, ...]`; zeros where no unroll was added."""
-    return packing.unpack(self.steps)._replace(core_state=self.core_state)
+    """All entries, `[capacity, L, ...]`; arbitrary where no unroll is kept."""
+    steps = jax.tree.map(lambda ring: ring[self.book.rows], self.steps)
+    return packing.unpack(steps)._replace(core_state=self.core_state)
 
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
   """A ring of unrolls; pure functions over its `State`.
 
-  An unroll of length L has L - window + 1 windows. If L > window, consecutive
-  unrolls share `window - 1` steps, so that each step of an environment starts
-  exactly one window.
+  An unroll of length L has L - window + 1 windows. With a `period` T, unroll
+  k + 1 of an environment begins T steps after unroll k, and shares the rows of
+  L - T steps with it. It is stored as a whole if unroll k is not there: the
+  environment's first unroll, and the first one after a gap. While many unrolls
+  are stored as a whole, there is room for fewer than `capacity`.
 
   Attributes:
     capacity: capacity in unrolls; new ones overwrite the oldest.
     window: W, time steps of a window.
+    period: T; None to store all unrolls as a whole.
+    streams: number of environments whose unrolls arrive in any order; 0 if each
+      share has one unroll of each environment, in the same order.
   """
 
   capacity: int
   window: int
+  period: int | None = None
+  streams: int = 0
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
@@ -61,8 +76,8 @@ class Uniform:
     """Returns the state of an empty replay; see `config.Replay`.
 
     Raises:
-      types.ConfigError: an unroll is shorter than a window, or S is larger than
-        the capacity.
+      types.ConfigError: an unroll is shorter than a window, S is larger than
+        the capacity, or int32 cannot count the time steps.
     """
     length, size = example.data.version.shape
     if length < self.window or size > self.capacity:
@@ -70,29 +85,47 @@ class Uniform:
         f"expected unrolls of at least {self.window} time steps, at most"
         f" {self.capacity} at a time, found {size} of {length}"
       )
-    shapes = jax.eval_shape(_packed, example.data)
-    steps, core_state = jax.tree.map(
-      lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), shapes
+    ring = self._ring(example)
+    if ring.num_rows > 2**30:
+      raise types.ConfigError(
+        f"expected a replay of at most {2**30} time steps, found"
+        f" {ring.num_rows}"
+      )
+    steps, core_state = jax.eval_shape(_packed, example.data)
+    return State(
+      steps=jax.tree.map(
+        lambda x: jnp.zeros((ring.num_rows, *x.shape[2:]), x.dtype), steps
+      ),
+      book=ring.init(),
+      core_state=jax.tree.map(
+        lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), core_state
+      ),
     )
-    return State(steps, core_state, jnp.int32(0))
 
   def add(self, state: State, share: types.Share) -> State:
     """Adds unrolls `[L, S, ...]`, which overwrite the oldest ones.
 
     Raises:
-      AssertionError: axes other than S differ from the example of `init`.
+      AssertionError: axes other than S differ from the example of `init`, or S
+        is several times as large.
     """
     size = share.data.version.shape[1]
     entry = self.next_entries(state, size)
+    book, row = self._ring_of(state).add(state.book, share.origin, size)
+    steps, core_state = _packed(share.data)
 
-    def write(ring: jax.Array, new: jax.Array) -> jax.Array:
-      chex.assert_shape(new, (size, *ring.shape[1:]), custom_message="unrolls")
-      return ring.at[entry].set(new)
+    def write(ring: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:
+      shape = *index.shape, *ring.shape[1:]
+      chex.assert_shape(new, shape, custom_message="unrolls")
+      return ring.at[index].set(new, mode="drop")
 
-    steps, core_state = jax.tree.map(
-      write, (state.steps, state.core_state), _packed(share.data)
+    return State(
+      jax.tree.map(lambda x, y: write(x, y, row.T), state.steps, steps),
+      book,
+      jax.tree.map(
+        lambda x, y: write(x, y, entry), state.core_state, core_state
+      ),
     )
-    return State(steps, core_state, state.inserted + size)
 
   def sample(
     self, state: State, rng_key: jax.Array, size: int, done: types.Array = 0.0
@@ -104,12 +137,13 @@ class Uniform:
     """
     del done
     entry_key, start_key = jax.random.split(rng_key)
-    filled = jnp.minimum(state.inserted, self.capacity)
-    entry = jax.random.randint(entry_key, (size,), 0, filled)
+    oldest = state.book.oldest
+    kept = state.inserted - oldest
+    number = oldest + jax.random.randint(entry_key, (size,), 0, kept)
     num_windows = self.num_windows(state)
     start = jax.random.randint(start_key, (size,), 0, num_windows)
     sample = types.Sample(
-      unroll=self.windows(state, entry, start),
+      unroll=self.windows(state, number % self.capacity, start),
       importance_weight=jnp.ones(size, jnp.float32),
     )
     return sample, ()
@@ -128,7 +162,7 @@ class Uniform:
 
   def num_windows(self, state: State) -> int:
     """Returns the number of windows in an unroll."""
-    return state.steps.words.shape[1] - self.window + 1
+    return state.book.rows.shape[1] - self.window + 1
 
   def next_entries(self, state: State, size: int) -> jax.Array:
     """Returns the ring's entries `[size]` int32 for the next unrolls."""
@@ -141,15 +175,15 @@ class Uniform:
 
     Args:
       state: state of the replay.
-      entry: `[B]`, the ring's entry of each window's unroll.
+      entry: `[B]`, the entry of each window's unroll.
       start: `[B]`, the first time step of each window.
     """
     chex.assert_rank([entry, start], 1, custom_message="entry, start")
     chex.assert_type([entry, start], int, custom_message="entry, start")
     time = start + jnp.arange(self.window)[:, None]
+    row = state.book.rows.at[entry, time].get(mode="promise_in_bounds")
     steps = jax.tree.map(
-      lambda ring: ring.at[entry, time].get(mode="promise_in_bounds"),
-      state.steps,
+      lambda ring: ring.at[row].get(mode="promise_in_bounds"), state.steps
     )
 
     def core_states(ring: jax.Array) -> jax.Array:
@@ -159,12 +193,20 @@ class Uniform:
     core_state = jax.tree.map(core_states, state.core_state)
     return packing.unpack(steps)._replace(core_state=core_state)
 
+  def _ring(self, example: types.Share) -> rows_lib.Ring:
+    return rows_lib.Ring.of(example, self.capacity, self.period, self.streams)
+
+  def _ring_of(self, state: State) -> rows_lib.Ring:
+    length = state.book.rows.shape[1]
+    period = length if isinstance(state.book.origin, tuple) else self.period
+    assert period is not None
+    late = len(state.steps.words) - self.capacity * period - 1
+    return rows_lib.Ring(
+      self.capacity, length, period, late, in_order=not self.streams
+    )
+
 
 def _packed(unrolls: types.Unroll) -> tuple[packing.Packed, types.Tree]:
-  """Returns the steps as `[S, L, ...]`, and the core states."""
-  # Each unroll is then contiguous in memory.
+  """Returns the steps `[L, S, ...]`, packed, and the core states."""
   steps = packing.pack(unrolls._replace(core_state=()), row_axes=2)
-  return (
-    jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps),
-    unrolls.core_state,
-  )
+  return steps, unrolls.core_state

@@ -26,6 +26,7 @@ class Device:
   def __init__(self, sizes, acted, layouts):
     self.sizes = sizes
     self.slots = slots.Slots(sizes.layout.num_slots)
+    self.env = np.zeros(sizes.layout.num_slots, np.int32)
     inputs, self._outputs = layouts
     self.received = received.Received(
       inputs, sizes.layout, sizes.reported, acted, returns_are_sums=True

@@ -79,20 +79,20 @@ def test_messages_of_all_sizes_are_cut_into_shares_of_one_size(
     number += rows
     waiting += numbers
     priorities = priorities_of(numbers) if prioritized else ()
+    origin = np.array([(x, -x) for x in numbers]) if prioritized else ()
     # Arrays from the wire are read-only.
-    message = running.copied((unroll_of(numbers), priorities))
+    message = running.copied((unroll_of(numbers), priorities, origin))
     for leaf in jax.tree.leaves(message):
       leaf.flags.writeable = False
-    for unroll, share_priorities in shares.add(*message):
+    for unroll, share_priorities, share_origin in shares.add(*message):
       expected, waiting = waiting[:size], waiting[size:]
-      chex.assert_trees_all_equal(
-        unroll, running.time_major(unroll_of(expected))
-      )
+      chex.assert_trees_all_equal(unroll, running.time_major(unroll_of(expected)))
       assert isinstance(unroll, types.Unroll)
       if prioritized:
         np.testing.assert_array_equal(share_priorities, priorities_of(expected))
+        np.testing.assert_array_equal(share_origin, [(x, -x) for x in expected])
       else:
-        assert share_priorities == ()
+        assert share_priorities == share_origin == ()
     assert len(waiting) < size
 
 
@@ -289,11 +289,11 @@ def test_actors_fetch_parameters_at_an_interval(
   fetched, sent = [], 0
   take, versioned = serving.unrolls.take, serving.unrolls._parameters._versioned
 
-  def counted_take(experience):
+  def counted_take(*arguments):
     nonlocal sent
     sent += 1
     serving.newest = serving.newest[0], serving.newest[1] + 1
-    return take(experience)
+    return take(*arguments)
 
   def counted_versioned(nothing):
     fetched.append(sent)
@@ -368,7 +368,7 @@ def test_actors_wait_while_the_sink_blocks(serving):
   assert replies == [7, 7]
   assert len(serving.shares) == 2
   assert first(experience([9, 10, 11])) == 7
-  numbers = [int(x) for unroll, _ in serving.shares for x in unroll.core_state]
+  numbers = [int(x) for share in serving.shares for x in share.data.core_state]
   # Either of the two waiting messages may come first.
   assert sorted(numbers) == list(range(12))
 
@@ -417,7 +417,10 @@ def test_a_number_out_of_range_ends_only_the_stream_that_sent_it(
     good = experience([0, 1, 2])
     if agent is WITH_PRIORITIES:
       windows = serving.programs().share().priorities.shape[1]
-      good = good._replace(priorities=np.ones((3, windows), np.float32))
+      good = good._replace(
+        unroll=agent.needs.stored(good.unroll),
+        priorities=np.ones((3, windows), np.float32),
+      )
     with pytest.raises(wire.WireError, match=r"expected .* found") as caught:
       liar(replaced(good, path, value))
     assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT

@@ -566,7 +566,7 @@ def test_a_directory_in_which_a_process_trains_is_refused(finished, capfd):
 @pytest.mark.parametrize(
   ("values", "reason"),
   [
-    ({"format": 99}, "expected a run of format 4"),
+    ({"format": 99}, "expected a run of format 5"),
     ({"format": 2}, "found format 2, which seedx"),
     ({"options": []}, "without 'options'"),
     ({"options": {"sead": 1}, "seedx": "9.9"}, "9.9"),

@@ -85,8 +85,8 @@ class Mixed:
 class Config(replay.PrioritizedConfig):
   probability: float = 0.25
 
-  def make(self, window, capacity):
-    prioritized = super().make(window, capacity)
+  def make(self, **sizes):
+    prioritized = super().make(**sizes)
     return Mixed(prioritized, prioritized, self.probability, without_resets)
 
 

@@ -63,7 +63,13 @@ class Reference:
 def programs(capacity=4, alpha=ALPHA):
   """Returns jitted functions of a replay with batches of `BATCH` windows."""
   # With these exponents, beta equals the fraction of the run that is done.
-  ring = replay.Prioritized(capacity, WINDOW, alpha, 0.0, 1.0)
+  ring = replay.Prioritized(
+    capacity,
+    WINDOW,
+    priority_exponent=alpha,
+    importance_exponent=0.0,
+    importance_exponent_rise=1.0,
+  )
 
   def sample(state, key, beta=BETA):
     return ring.sample(state, key, BATCH, beta)
@@ -147,7 +153,7 @@ def test_windows_are_drawn_in_proportion_to_priorities(
   capacity, items, batches, batch_size, alpha
 ):
   state, reference = filled(uneven(items), capacity, alpha)
-  ring = replay.Prioritized(capacity, WINDOW, alpha)
+  ring = replay.Prioritized(capacity, WINDOW, priority_exponent=alpha)
 
   @jax.jit
   def leaves(state, key):
@@ -468,7 +474,10 @@ def test_small_priorities_among_a_million_are_drawn_in_proportion():
   # second small leaf contains none of these, and the others contain one each.
   mass = np.tile([1.0, 1 / 64], 2**19)
   state = state._replace(
-    ring=state.ring._replace(inserted=np.int32(capacity)), tree=tree_of(mass)
+    ring=state.ring._replace(
+      book=state.ring.book._replace(inserted=np.int32(capacity))
+    ),
+    tree=tree_of(mass),
   )
 
   @jax.jit

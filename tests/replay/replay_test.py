@@ -173,7 +173,7 @@ def test_unrolls_of_another_length_are_refused():
   state = programs()[0](share_of([0]))
   for length in (1, LENGTH + 1):
     with pytest.raises(
-      AssertionError, match=r"expected \(1, 6, \d+\).*unrolls"
+      AssertionError, match=r"expected \(6, 1, \d+\).*unrolls"
     ):
       jax.eval_shape(ring.add, state, share_of([1], length=length))
 

@@ -8,6 +8,7 @@ that a run can reach on a given number of CPU cores.
 
 import concurrent.futures
 import dataclasses
+import itertools
 import multiprocessing
 import sys
 import time
@@ -308,10 +309,12 @@ def learning_functions(config: Config, sizes: Sizes) -> Learning:
     return _worker(config, agent, sizes, share)
   source = config.plan.source(agent, config.learner.cores(), key)
   learner = learner_lib.Learner(agent, config.learner, source, key)
-  shares = learner.shares(*share)
-  return Learning(
-    lambda: learner.learn_from(shares), lambda: learner.version, learner.finish
-  )
+  shares, number = learner.shares(*share), itertools.count()
+
+  def learn() -> None:
+    learner.learn_from([continued(x, next(number)) for x in shares])
+
+  return Learning(learn, lambda: learner.version, learner.finish)
 
 
 def made_up(share: types.Share) -> types.Share:
@@ -331,6 +334,15 @@ def made_up(share: types.Share) -> types.Share:
   inputs = filled.data.inputs
   inputs = inputs._replace(timestep=_mid(inputs.timestep))
   return filled._replace(data=filled.data._replace(inputs=inputs))
+
+
+def continued(share: types.Share, number: int) -> types.Share:
+  """Returns a share whose unrolls have this number in their environments."""
+  if isinstance(share.origin, tuple):
+    return share
+  env = np.arange(len(share.origin), dtype=np.int32)
+  origin = np.stack([env, np.full_like(env, number)], axis=1)
+  return share._replace(origin=origin)
 
 
 def cpu_seconds_per_call(
@@ -411,10 +423,10 @@ def _worker(
   key = jax.random.key(0)
   source = config.plan.source(agent, [device], key)
   shared = shared_lib.Shared(agent, jax.jit(agent.init)(key), device)
-  on_device = jax.device_put(share, device)
+  on_device, number = jax.device_put(share, device), itertools.count()
 
   def learn() -> None:
-    for batch in source([on_device]):
+    for batch in source([continued(on_device, next(number))]):
       state, version = shared.newest()
       shared.learn(state, version, key, batch.parts[0])
 

@@ -24,7 +24,7 @@ from seedx.app.cli import command_line, configs, experiments
 C = TypeVar("C")
 
 # Only run directories of this format can be read.
-FORMAT = 4
+FORMAT = 5
 
 # Files of a run.
 CONFIG = "config.json"

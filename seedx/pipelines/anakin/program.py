@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import dm_env
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from seedx import envs, sharding, types
 from seedx.agents import acting_step, base
@@ -173,7 +174,7 @@ class Program:
 
     def share(state: State, keys: Keys) -> types.Share:
       state, unroll, _ = self._unroll(state, keys, start)
-      return self._share(state, unroll)
+      return self._share(state, start, unroll)
 
     shapes = jax.eval_shape(share, state, keys)
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -284,12 +285,17 @@ class Program:
     inputs = updates.Inputs(jnp.int32(version), keys.learner, batch)
     return updates.OnCore(self.agent).whole(agent, inputs)
 
-  def _share(self, state: State, unroll: types.Unroll) -> types.Share:
+  def _share(
+    self, state: State, clock: Clock, unroll: types.Unroll
+  ) -> types.Share:
     """Returns an unroll with initial priorities, if the replay has any."""
+    env = np.arange(self._num_envs, dtype=np.int32)
+    number = jnp.int32(clock.time) // self.period
+    share = types.Share(unroll, origin=self.agent.needs.origin(env, number))
     if self.agent.priorities is None:
-      return types.Share(unroll)
+      return share
     acting = self.agent.acting(state.agent)
-    return types.Share(unroll, self.agent.priorities(acting, unroll))
+    return share._replace(priorities=self.agent.priorities(acting, unroll))
 
   def _replayed(
     self,
@@ -305,7 +311,7 @@ class Program:
     core = jax.lax.axis_index(sharding.CORES)
     key = jax.random.fold_in(keys.replay, core)
     replay = jax.tree.map(lambda x: x[0], state.replay)
-    replay = core_replay.add(replay, self._share(state, unroll))
+    replay = core_replay.add(replay, self._share(state, clock, unroll))
 
     def update(index: jax.Array, carry: Any) -> Any:
       agent, replay, (_, weight, skipped) = carry

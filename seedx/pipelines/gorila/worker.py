@@ -282,7 +282,8 @@ class _Worker:
         self._unreported.add(rows)
         if unroll is not None:
           with self._waits.timed(metrics.WAIT_LEARNER):
-            for batch in self._source([types.Share(unroll)]):
+            share = types.Share(unroll, origin=self._actor.origin)
+            for batch in self._source([share]):
               if not self._learn(state, batch.parts[0]):
                 return
               state, acting, version = self._learner.newest()

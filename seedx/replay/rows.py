@@ -1,0 +1,246 @@
+"""The rows of a replay's ring in which the steps of each unroll are.
+
+An unroll that continues another one shares the rows of their common steps.
+Unrolls are numbered from 0 in the order in which they were added. Unroll u is
+at entry u % capacity.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import types
+
+# Relative to the others, the time that an environment may take for an unroll
+# before its next one is stored as a whole.
+_PATIENCE = 2
+
+
+class Book(NamedTuple):
+  """The list of unrolls in the ring.
+
+  Attributes:
+    rows: `[capacity, L]` int32, the row of each time step of an unroll.
+    origin: `[capacity, 2]` int32, see `types.Share`; () if unrolls share no
+      rows.
+    next_row: `[]` int32, row of the next new time step.
+    oldest: `[]` int32, number of the oldest unroll that is kept.
+    inserted: `[]` int32, number of unrolls added so far.
+  """
+
+  rows: jax.Array
+  origin: types.Tree
+  next_row: jax.Array
+  oldest: jax.Array
+  inserted: jax.Array
+
+
+class _Continued(NamedTuple):
+  """The unrolls that new ones continue, `[S]` each.
+
+  Attributes:
+    number: number of the continued unroll.
+    is_new: whether there is none, so that all steps are new.
+  """
+
+  number: jax.Array
+  is_new: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+  """The sizes of a ring, and pure functions over its `Book`.
+
+  Unrolls are forgotten in the order in which they were added. Therefore an
+  unroll shares rows only if all of them are at most `late` rows older than the
+  first one of its own, and is forgotten that early.
+
+  Attributes:
+    capacity: capacity in unrolls.
+    length: L, time steps of an unroll.
+    period: T, time steps that an unroll adds to the one before it; L if unrolls
+      share no rows.
+    late: see above; at least S * L.
+    in_order: whether each share has one unroll of each environment, in the same
+      order.
+  """
+
+  capacity: int
+  length: int
+  period: int
+  late: int = 0
+  in_order: bool = True
+
+  @classmethod
+  def of(
+    cls,
+    share: types.Share,
+    capacity: int,
+    period: int | None,
+    streams: int,
+  ) -> "Ring":
+    """Returns the ring for such shares; see `uniform.Uniform`."""
+    length, size = share.data.version.shape
+    if isinstance(share.origin, tuple) or period is None:
+      return cls(capacity, length, length)
+    # A replay of a few shares is not large anyway.
+    if size * length > capacity * period:
+      return cls(capacity, length, length)
+    late = (_PATIENCE * (streams or size) + size) * length
+    return cls(capacity, length, min(period, length), late, not streams)
+
+  @property
+  def overlap(self) -> int:
+    """Number of an unroll's steps that are also in the one before it."""
+    return self.length - self.period
+
+  @property
+  def num_rows(self) -> int:
+    """R, number of rows of the ring."""
+    return self.capacity * self.period + self.late + 1
+
+  def init(self) -> Book:
+    """Returns the book of an empty ring."""
+    shape = self.capacity, self.length
+    return Book(
+      rows=jnp.zeros(shape, jnp.int32),
+      origin=jnp.zeros((self.capacity, 2), jnp.int32) if self.overlap else (),
+      next_row=jnp.int32(0),
+      oldest=jnp.int32(0),
+      inserted=jnp.int32(0),
+    )
+
+  def add(
+    self, book: Book, origin: types.Tree, size: int
+  ) -> tuple[Book, jax.Array]:
+    """Adds `size` (S) unrolls.
+
+    Returns:
+      The new book; and for each time step of the unrolls, `[S, L]`, the row to
+      write it to, or R if it is there already.
+    """
+    chex.assert_scalar_in(size, 1, self.capacity)
+    entry = (book.inserted + jnp.arange(size)) % self.capacity
+    if not self.overlap:
+      place, next_row = self._new_rows(book, jnp.full(size, self.length))
+      first = book.inserted + size - self.capacity
+      book = book._replace(
+        rows=book.rows.at[entry].set(place),
+        oldest=jnp.maximum(book.oldest, first),
+      )
+      written = place
+    else:
+      most = min(self.late, self.capacity * self.period)
+      chex.assert_scalar_in(size * self.length, 1, most)
+      if isinstance(origin, tuple):
+        origin = jnp.full((size, 2), -1)  # Continues none, and none it.
+      chex.assert_shape(origin, (size, 2), custom_message="origin")
+      book = book._replace(origin=book.origin.at[entry].set(origin))
+      continued = self._continued(book, origin)
+      num_new = jnp.where(continued.is_new, self.length, self.period)
+      place, next_row = self._new_rows(book, num_new)
+      rows, place = self._shared(book, continued, entry, place)
+      written = self._written(book, continued, place)
+      book = book._replace(rows=rows)
+      book = book._replace(oldest=self._oldest(book, next_row, size))
+    book = book._replace(next_row=next_row, inserted=book.inserted + size)
+    return book, written
+
+  def _new_rows(
+    self, book: Book, num_new: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns rows `[S, L]` of which the last `num_new` are new; and the next.
+
+    New rows follow each other.
+    """
+    ends = book.next_row + jnp.cumsum(num_new)
+    place = ends[:, None] + np.arange(-self.length, 0)
+    return place % self.num_rows, ends[-1] % self.num_rows
+
+  def _continued(self, book: Book, origin: jax.Array) -> _Continued:
+    """Finds the unrolls that new ones continue, if they are young enough.
+
+    The origins of the new ones are in the book already.
+    """
+    size = len(origin)
+    own = book.inserted + jnp.arange(size)[:, None]
+    if self.in_order:
+      number = own - size
+    else:
+      # At least a period of rows is between two unrolls.
+      count = (self.late - size * self.length) // self.period + size + 1
+      back = jnp.arange(min(self.capacity, count))[None]
+      number = book.inserted + size - 1 - back
+    is_before = jnp.all(
+      book.origin[number % self.capacity]
+      == (origin - np.array([0, 1], np.int32))[:, None],
+      axis=-1,
+    )
+    # The entries of others get new unrolls.
+    kept = jnp.maximum(book.oldest, book.inserted + size - self.capacity)
+    is_before &= (number >= kept) & (number < own)
+    # The newest one is the first.
+    newest = jnp.argmax(is_before, axis=1)[:, None]
+    number = jnp.broadcast_to(number, is_before.shape)
+    number = jnp.take_along_axis(number, newest, axis=1)[:, 0]
+    first = book.rows[number % self.capacity, self.period]
+    age = (book.next_row - first) % self.num_rows
+    is_near = (age <= self.late - size * self.length) | (
+      number >= book.inserted
+    )
+    return _Continued(number, ~(jnp.any(is_before, axis=1) & is_near))
+
+  def _shared(
+    self, book: Book, continued: _Continued, entry: jax.Array, place: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Replaces the first rows of unrolls by those of the continued ones.
+
+    Returns `Book.rows` with the new unrolls, and their rows `[S, L]`.
+    """
+    rows, new = book.rows, place[:, self.overlap :]
+    # An unroll may continue one of its own share, and this another one.
+    depth = 1 if self.in_order else math.ceil(self.overlap / self.period)
+    for _ in range(depth):
+      if not self.in_order:
+        rows = rows.at[entry].set(place)
+      shared = rows[continued.number % self.capacity, self.period :]
+      shared = jnp.concatenate([shared, new], axis=1)
+      place = jnp.where(continued.is_new[:, None], place, shared)
+    return rows.at[entry].set(place), place
+
+  def _written(
+    self, book: Book, continued: _Continued, place: jax.Array
+  ) -> jax.Array:
+    """Returns the rows to write, `[S, L]`; R for steps that are there already.
+
+    The last step of an unroll is written again by the next one, since the agent
+    may act again on it, with newer parameters.
+    """
+    size = len(place)
+    step = np.arange(self.length)
+    begin = jnp.where(continued.is_new, 0, self.overlap - 1)[:, None]
+    is_written = step >= begin
+    if not self.in_order:
+      own = jnp.where(continued.is_new, -1, continued.number - book.inserted)
+      is_continued = jnp.any(own == jnp.arange(size)[:, None], axis=1)
+      is_last = step == self.length - 1
+      is_written &= ~(is_continued[:, None] & is_last)
+    return jnp.where(is_written, place, self.num_rows)
+
+  def _oldest(self, book: Book, next_row: jax.Array, size: int) -> jax.Array:
+    """Returns `Book.oldest` after adding `size` unrolls."""
+    # As many as can be forgotten at a time.
+    count = math.ceil(size * self.length / self.period) + 1
+    number = book.oldest + jnp.arange(min(count, self.capacity))
+    first = book.rows[number % self.capacity, self.overlap]
+    age = (next_row - first) % self.num_rows
+    is_gone = age > self.capacity * self.period
+    is_gone |= number < book.inserted + size - self.capacity
+    return book.oldest + jnp.sum(
+      is_gone & (number < book.inserted), dtype=jnp.int32
+    )
