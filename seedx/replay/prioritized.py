@@ -197,7 +197,7 @@ class Prioritized:
     of those that are forgotten.
     """
     ring, num_windows = state.ring, self._ring.num_windows(state.ring)
-    if isinstance(ring.book.origin, tuple):
+    if not ring.book.ring.overlap:
       return state
     zeros = jnp.zeros(num_windows, jnp.float32)
 

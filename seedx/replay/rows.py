@@ -21,25 +21,6 @@ from seedx import types
 _PATIENCE = 2
 
 
-class Book(NamedTuple):
-  """The list of unrolls in the ring.
-
-  Attributes:
-    rows: `[capacity, L]` int32, the row of each time step of an unroll.
-    origin: `[capacity, 2]` int32, see `types.Share`; () if unrolls share no
-      rows.
-    next_row: `[]` int32, row of the next new time step.
-    oldest: `[]` int32, number of the oldest unroll that is kept.
-    inserted: `[]` int32, number of unrolls added so far.
-  """
-
-  rows: jax.Array
-  origin: types.Tree
-  next_row: jax.Array
-  oldest: jax.Array
-  inserted: jax.Array
-
-
 class _Continued(NamedTuple):
   """The unrolls that new ones continue, `[S]` each.
 
@@ -104,20 +85,17 @@ class Ring:
     """R, number of rows of the ring."""
     return self.capacity * self.period + self.late + 1
 
-  def init(self) -> Book:
+  def init(self) -> "Book":
     """Returns the book of an empty ring."""
-    shape = self.capacity, self.length
-    return Book(
-      rows=jnp.zeros(shape, jnp.int32),
-      origin=jnp.zeros((self.capacity, 2), jnp.int32) if self.overlap else (),
-      next_row=jnp.int32(0),
-      oldest=jnp.int32(0),
-      inserted=jnp.int32(0),
-    )
+    shape = self.capacity, self.length + 2
+    # An array that occurs twice could not be donated.
+    next_row, oldest, inserted = (jnp.int32(0) for _ in range(3))
+    unrolls = jnp.zeros(shape, jnp.int32)
+    return Book(unrolls, next_row, oldest, inserted, self)
 
   def add(
-    self, book: Book, origin: types.Tree, size: int
-  ) -> tuple[Book, jax.Array]:
+    self, book: "Book", origin: types.Tree, size: int
+  ) -> tuple["Book", jax.Array]:
     """Adds `size` (S) unrolls.
 
     Returns:
@@ -125,34 +103,43 @@ class Ring:
       write it to, or R if it is there already.
     """
     chex.assert_scalar_in(size, 1, self.capacity)
-    entry = (book.inserted + jnp.arange(size)) % self.capacity
-    if not self.overlap:
-      place, next_row = self._new_rows(book, jnp.full(size, self.length))
-      first = book.inserted + size - self.capacity
-      book = book._replace(
-        rows=book.rows.at[entry].set(place),
-        oldest=jnp.maximum(book.oldest, first),
-      )
-      written = place
-    else:
-      most = min(self.late, self.capacity * self.period)
-      chex.assert_scalar_in(size * self.length, 1, most)
-      if isinstance(origin, tuple):
-        origin = jnp.full((size, 2), -1)  # Continues none, and none it.
-      chex.assert_shape(origin, (size, 2), custom_message="origin")
-      book = book._replace(origin=book.origin.at[entry].set(origin))
+    if isinstance(origin, tuple):
+      origin = jnp.full((size, 2), -1)  # Continues none, and none it.
+    chex.assert_shape(origin, (size, 2), custom_message="origin")
+    if self.overlap:
+      limit = min(self.late, self.capacity * self.period)
+      chex.assert_scalar_in(size * self.length, 1, limit)
       continued = self._continued(book, origin)
       num_new = jnp.where(continued.is_new, self.length, self.period)
       place, next_row = self._new_rows(book, num_new)
-      rows, place = self._shared(book, continued, entry, place)
+      unrolls, place = self._shared(book, continued, origin, place)
       written = self._written(book, continued, place)
-      book = book._replace(rows=rows)
-      book = book._replace(oldest=self._oldest(book, next_row, size))
-    book = book._replace(next_row=next_row, inserted=book.inserted + size)
+      # Only after the others are written, since XLA would copy the array.
+      oldest = self._oldest(book, unrolls, next_row, size)
+    else:
+      num_new = jnp.full(size, self.length)
+      written, next_row = self._new_rows(book, num_new)
+      unrolls = self._entered(book, book.unrolls, origin, written)
+      forgotten = book.inserted + size - self.capacity
+      oldest = jnp.maximum(book.oldest, forgotten)
+    book = dataclasses.replace(
+      book,
+      unrolls=unrolls,
+      next_row=next_row,
+      oldest=oldest,
+      inserted=book.inserted + size,
+    )
     return book, written
 
+  def _entered(
+    self, book: "Book", unrolls: jax.Array, origin: jax.Array, place: jax.Array
+  ) -> jax.Array:
+    """Writes new unrolls into `Book.unrolls`."""
+    entry = (book.inserted + jnp.arange(len(place))) % self.capacity
+    return unrolls.at[entry].set(jnp.concatenate([place, origin], axis=1))
+
   def _new_rows(
-    self, book: Book, num_new: jax.Array
+    self, book: "Book", num_new: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
     """Returns rows `[S, L]` of which the last `num_new` are new; and the next.
 
@@ -162,33 +149,31 @@ class Ring:
     place = ends[:, None] + np.arange(-self.length, 0)
     return place % self.num_rows, ends[-1] % self.num_rows
 
-  def _continued(self, book: Book, origin: jax.Array) -> _Continued:
-    """Finds the unrolls that new ones continue, if they are young enough.
-
-    The origins of the new ones are in the book already.
-    """
+  def _continued(self, book: "Book", origin: jax.Array) -> _Continued:
+    """Finds the unrolls that new ones continue, if they are young enough."""
     size = len(origin)
     own = book.inserted + jnp.arange(size)[:, None]
     if self.in_order:
       number = own - size
+      origins = book.unrolls[number % self.capacity, self.length :]
     else:
       # At least a period of rows is between two unrolls.
-      count = (self.late - size * self.length) // self.period + size + 1
-      back = jnp.arange(min(self.capacity, count))[None]
-      number = book.inserted + size - 1 - back
-    is_before = jnp.all(
-      book.origin[number % self.capacity]
-      == (origin - np.array([0, 1], np.int32))[:, None],
-      axis=-1,
-    )
+      count = (self.late - size * self.length) // self.period + 1
+      number = book.inserted - 1 - jnp.arange(min(self.capacity, count))
+      origins = jnp.concatenate(
+        [origin[::-1], book.unrolls[number % self.capacity, self.length :]]
+      )[None]
+      # The newest one is the first.
+      number = jnp.concatenate([own[::-1, 0], number])[None]
+    before = origin - np.array([0, 1], np.int32)
+    is_before = jnp.all(origins == before[:, None], axis=-1)
     # The entries of others get new unrolls.
     kept = jnp.maximum(book.oldest, book.inserted + size - self.capacity)
     is_before &= (number >= kept) & (number < own)
-    # The newest one is the first.
     newest = jnp.argmax(is_before, axis=1)[:, None]
     number = jnp.broadcast_to(number, is_before.shape)
     number = jnp.take_along_axis(number, newest, axis=1)[:, 0]
-    first = book.rows[number % self.capacity, self.period]
+    first = book.unrolls[number % self.capacity, self.period]
     age = (book.next_row - first) % self.num_rows
     is_near = (age <= self.late - size * self.length) | (
       number >= book.inserted
@@ -196,25 +181,30 @@ class Ring:
     return _Continued(number, ~(jnp.any(is_before, axis=1) & is_near))
 
   def _shared(
-    self, book: Book, continued: _Continued, entry: jax.Array, place: jax.Array
+    self,
+    book: "Book",
+    continued: _Continued,
+    origin: jax.Array,
+    place: jax.Array,
   ) -> tuple[jax.Array, jax.Array]:
     """Replaces the first rows of unrolls by those of the continued ones.
 
-    Returns `Book.rows` with the new unrolls, and their rows `[S, L]`.
+    Returns `Book.unrolls` with the new unrolls, and their rows `[S, L]`.
     """
-    rows, new = book.rows, place[:, self.overlap :]
+    unrolls, new = book.unrolls, place[:, self.overlap :]
     # An unroll may continue one of its own share, and this another one.
     depth = 1 if self.in_order else math.ceil(self.overlap / self.period)
     for _ in range(depth):
       if not self.in_order:
-        rows = rows.at[entry].set(place)
-      shared = rows[continued.number % self.capacity, self.period :]
+        unrolls = self._entered(book, unrolls, origin, place)
+      shared = unrolls[continued.number % self.capacity]
+      shared = shared[:, self.period : self.length]
       shared = jnp.concatenate([shared, new], axis=1)
       place = jnp.where(continued.is_new[:, None], place, shared)
-    return rows.at[entry].set(place), place
+    return self._entered(book, unrolls, origin, place), place
 
   def _written(
-    self, book: Book, continued: _Continued, place: jax.Array
+    self, book: "Book", continued: _Continued, place: jax.Array
   ) -> jax.Array:
     """Returns the rows to write, `[S, L]`; R for steps that are there already.
 
@@ -232,15 +222,44 @@ class Ring:
       is_written &= ~(is_continued[:, None] & is_last)
     return jnp.where(is_written, place, self.num_rows)
 
-  def _oldest(self, book: Book, next_row: jax.Array, size: int) -> jax.Array:
-    """Returns `Book.oldest` after adding `size` unrolls."""
+  def _oldest(
+    self, book: "Book", unrolls: jax.Array, next_row: jax.Array, size: int
+  ) -> jax.Array:
+    """Returns `Book.oldest` after adding `size` unrolls to `Book.unrolls`."""
     # As many as can be forgotten at a time.
     count = math.ceil(size * self.length / self.period) + 1
     number = book.oldest + jnp.arange(min(count, self.capacity))
-    first = book.rows[number % self.capacity, self.overlap]
+    first = unrolls[number % self.capacity, self.overlap]
     age = (next_row - first) % self.num_rows
     is_gone = age > self.capacity * self.period
     is_gone |= number < book.inserted + size - self.capacity
     return book.oldest + jnp.sum(
       is_gone & (number < book.inserted), dtype=jnp.int32
     )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Book:
+  """The list of unrolls in a ring.
+
+  Attributes:
+    unrolls: `[capacity, L + 2]` int32, the row of each time step of an unroll,
+      and its origin, see `types.Share`. They are together because each array
+      costs time, see `on_cpu.packing`.
+    next_row: `[]` int32, row of the next new time step.
+    oldest: `[]` int32, number of the oldest unroll that is kept.
+    inserted: `[]` int32, number of unrolls added so far.
+    ring: the ring.
+  """
+
+  unrolls: jax.Array
+  next_row: jax.Array
+  oldest: jax.Array
+  inserted: jax.Array
+  ring: Ring = dataclasses.field(metadata={"static": True})
+
+  @property
+  def rows(self) -> jax.Array:
+    """`[capacity, L]` int32, the row of each time step of an unroll."""
+    return self.unrolls[:, : self.ring.length]

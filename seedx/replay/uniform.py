@@ -111,7 +111,7 @@ class Uniform:
     """
     size = share.data.version.shape[1]
     entry = self.next_entries(state, size)
-    book, row = self._ring_of(state).add(state.book, share.origin, size)
+    book, row = state.book.ring.add(state.book, share.origin, size)
     steps, core_state = _packed(share.data)
 
     def write(ring: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:
@@ -162,7 +162,7 @@ class Uniform:
 
   def num_windows(self, state: State) -> int:
     """Returns the number of windows in an unroll."""
-    return state.book.rows.shape[1] - self.window + 1
+    return state.book.ring.length - self.window + 1
 
   def next_entries(self, state: State, size: int) -> jax.Array:
     """Returns the ring's entries `[size]` int32 for the next unrolls."""
@@ -181,7 +181,7 @@ class Uniform:
     chex.assert_rank([entry, start], 1, custom_message="entry, start")
     chex.assert_type([entry, start], int, custom_message="entry, start")
     time = start + jnp.arange(self.window)[:, None]
-    row = state.book.rows.at[entry, time].get(mode="promise_in_bounds")
+    row = state.book.unrolls.at[entry, time].get(mode="promise_in_bounds")
     steps = jax.tree.map(
       lambda ring: ring.at[row].get(mode="promise_in_bounds"), state.steps
     )
@@ -195,15 +195,6 @@ class Uniform:
 
   def _ring(self, example: types.Share) -> rows_lib.Ring:
     return rows_lib.Ring.of(example, self.capacity, self.period, self.streams)
-
-  def _ring_of(self, state: State) -> rows_lib.Ring:
-    length = state.book.rows.shape[1]
-    period = length if isinstance(state.book.origin, tuple) else self.period
-    assert period is not None
-    late = len(state.steps.words) - self.capacity * period - 1
-    return rows_lib.Ring(
-      self.capacity, length, period, late, in_order=not self.streams
-    )
 
 
 def _packed(unrolls: types.Unroll) -> tuple[packing.Packed, types.Tree]:

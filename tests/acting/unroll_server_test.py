@@ -86,7 +86,9 @@ def test_messages_of_all_sizes_are_cut_into_shares_of_one_size(
       leaf.flags.writeable = False
     for unroll, share_priorities, share_origin in shares.add(*message):
       expected, waiting = waiting[:size], waiting[size:]
-      chex.assert_trees_all_equal(unroll, running.time_major(unroll_of(expected)))
+      chex.assert_trees_all_equal(
+        unroll, running.time_major(unroll_of(expected))
+      )
       assert isinstance(unroll, types.Unroll)
       if prioritized:
         np.testing.assert_array_equal(share_priorities, priorities_of(expected))

@@ -1,6 +1,7 @@
 """The prioritized replay and its sums, against NumPy and a deque of unrolls."""
 
 import collections
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -475,7 +476,7 @@ def test_small_priorities_among_a_million_are_drawn_in_proportion():
   mass = np.tile([1.0, 1 / 64], 2**19)
   state = state._replace(
     ring=state.ring._replace(
-      book=state.ring.book._replace(inserted=np.int32(capacity))
+      book=dataclasses.replace(state.ring.book, inserted=np.int32(capacity))
     ),
     tree=tree_of(mass),
   )
