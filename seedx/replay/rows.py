@@ -19,6 +19,8 @@ from seedx import types
 # Relative to the others, the time that an environment may take for an unroll
 # before its next one is stored as a whole.
 _PATIENCE = 2
+# The smallest share of an unroll's steps for which unrolls share rows.
+_MIN_SHARED = 0.25
 
 
 class _Continued(NamedTuple):
@@ -69,8 +71,10 @@ class Ring:
     length, size = share.data.version.shape
     if isinstance(share.origin, tuple) or period is None:
       return cls(capacity, length, length)
-    # A replay of a few shares is not large anyway.
-    if size * length > capacity * period:
+    # A replay of a few shares is not large anyway, and without stacked frames
+    # or burn-in little is shared, but a search for shared rows takes time.
+    is_small = size * length > capacity * period
+    if is_small or length - period < _MIN_SHARED * length:
       return cls(capacity, length, length)
     late = (_PATIENCE * (streams or size) + size) * length
     return cls(capacity, length, min(period, length), late, not streams)
@@ -83,11 +87,12 @@ class Ring:
   @property
   def num_rows(self) -> int:
     """R, number of rows of the ring."""
-    return self.capacity * self.period + self.late + 1
+    spare = self.late + 1 if self.overlap else 0
+    return self.capacity * self.period + spare
 
   def init(self) -> "Book":
     """Returns the book of an empty ring."""
-    shape = self.capacity, self.length + 2
+    shape = self.capacity if self.overlap else 0, self.length + 2
     # An array that occurs twice could not be donated.
     next_row, oldest, inserted = (jnp.int32(0) for _ in range(3))
     unrolls = jnp.zeros(shape, jnp.int32)
@@ -117,9 +122,9 @@ class Ring:
       # Only after the others are written, since XLA would copy the array.
       oldest = self._oldest(book, unrolls, next_row, size)
     else:
-      num_new = jnp.full(size, self.length)
-      written, next_row = self._new_rows(book, num_new)
-      unrolls = self._entered(book, book.unrolls, origin, written)
+      entry = (book.inserted + jnp.arange(size)) % self.capacity
+      written = self.rows(book, entry[:, None], np.arange(self.length))
+      unrolls, next_row = book.unrolls, book.next_row
       forgotten = book.inserted + size - self.capacity
       oldest = jnp.maximum(book.oldest, forgotten)
     book = dataclasses.replace(
@@ -130,6 +135,14 @@ class Ring:
       inserted=book.inserted + size,
     )
     return book, written
+
+  def rows(
+    self, book: "Book", entry: types.Array, time: types.Array
+  ) -> jax.Array:
+    """Returns the rows of time steps, of the unrolls at some entries."""
+    if not self.overlap:
+      return jnp.asarray(entry) * self.length + time
+    return book.unrolls.at[entry, time].get(mode="promise_in_bounds")
 
   def _entered(
     self, book: "Book", unrolls: jax.Array, origin: jax.Array, place: jax.Array
@@ -245,9 +258,9 @@ class Book:
 
   Attributes:
     unrolls: `[capacity, L + 2]` int32, the row of each time step of an unroll,
-      and its origin, see `types.Share`. They are together because each array
-      costs time, see `on_cpu.packing`.
-    next_row: `[]` int32, row of the next new time step.
+      and its origin, see `types.Share`; `[0, L + 2]` if unrolls share no rows.
+      They are together because each array costs time, see `on_cpu.packing`.
+    next_row: `[]` int32, row of the next new time step; 0 without shared rows.
     oldest: `[]` int32, number of the oldest unroll that is kept.
     inserted: `[]` int32, number of unrolls added so far.
     ring: the ring.
@@ -262,4 +275,5 @@ class Book:
   @property
   def rows(self) -> jax.Array:
     """`[capacity, L]` int32, the row of each time step of an unroll."""
-    return self.unrolls[:, : self.ring.length]
+    entry = jnp.arange(self.ring.capacity)[:, None]
+    return self.ring.rows(self, entry, np.arange(self.ring.length))

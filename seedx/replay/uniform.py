@@ -181,7 +181,7 @@ class Uniform:
     chex.assert_rank([entry, start], 1, custom_message="entry, start")
     chex.assert_type([entry, start], int, custom_message="entry, start")
     time = start + jnp.arange(self.window)[:, None]
-    row = state.book.unrolls.at[entry, time].get(mode="promise_in_bounds")
+    row = state.book.ring.rows(state.book, entry, time)
     steps = jax.tree.map(
       lambda ring: ring.at[row].get(mode="promise_in_bounds"), state.steps
     )
