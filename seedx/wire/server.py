@@ -280,8 +280,9 @@ class Server:
     no columns that are `once`, and encode the replies. Messages on pipes are
     received on one thread for all streams.
     """
-    limit = self._max_streams
-    self._bind(_Method(name, open_session, inputs, outputs, limit))
+    method = _Method(name, open_session, inputs, outputs, self._max_streams)
+    method.is_batched = True
+    self._bind(method)
 
   def measure(self) -> dict[str, int]:
     """Returns the server's metrics."""
@@ -324,7 +325,9 @@ class Server:
     if path := security_lib.unix_path(self._wanted_address):
       with contextlib.suppress(OSError):  # gRPC then carries all messages.
         self._handlers.listener = listening.Listener(path)
-      if hasattr(select, "epoll"):  # Elsewhere, each stream's thread waits.
+      is_batched = any(method.is_batched for method in self._methods.values())
+      # Without epoll, as on macOS, each stream's thread waits.
+      if is_batched and hasattr(select, "epoll"):
         self._handlers.pipes = pipes_lib.Pipes()
     server.start()
     self._grpc = server
@@ -423,6 +426,7 @@ class _Method:
   ) -> None:
     self.name = name
     self.is_stream = True
+    self.is_batched = False
     self.open_session = open_session
     self.inputs = inputs
     self.outputs = outputs

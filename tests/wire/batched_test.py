@@ -289,6 +289,14 @@ def test_the_thread_of_the_pipes_ends_with_the_server(tmp_path):
   running.wait_until(lambda: count() == before)
 
 
+def test_a_server_without_batched_methods_has_no_such_thread(tmp_path):
+  server = server_lib.Server(f"unix:{tmp_path}/sock", 1)
+  server.bind("double", lambda x: 2 * x, LAYOUT, LAYOUT)
+  with server:
+    assert server._handlers.listener is not None
+    assert server._handlers.pipes is None
+
+
 def test_without_epoll_each_streams_thread_receives(tmp_path, monkeypatch):
   monkeypatch.delattr(server_lib.select, "epoll")
   with served(tmp_path) as made:
