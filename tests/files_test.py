@@ -173,6 +173,7 @@ _OTHERS = {
   "seedx/app/cli/experiments.py": "the first lines of seedx's own",
   "seedx/app/cli/programs.py": "/dev/null",
   "seedx/checkpoint.py": "reads a file that `seedx.files` has opened",
+  "seedx/envs/families.py": "a module of the installed EnvPool",
   "seedx/envs/processes/child.py": "memory that it shares",
   "seedx/launch/__main__.py": "sockets in a temporary directory",
   "seedx/metrics/cpu_time.py": "/proc",

@@ -55,7 +55,7 @@ class Session:
     self._inference = device
     self._slots = slots
     device.env[slots] = first_seed + np.arange(len(slots))
-    device.received.open(slots)
+    device.received.join(slots)
     self._lock = threading.Lock()
     # Whether a message is unanswered.
     self._busy = False
@@ -89,5 +89,5 @@ class Session:
         self._release()
 
   def _release(self) -> None:
-    self._inference.received.close(self._slots)
+    self._inference.received.leave(self._slots)
     self._inference.slots.give_back(self._slots)

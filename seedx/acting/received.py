@@ -83,13 +83,13 @@ class Received:
     # Number of steps of each slot's session.
     self._counts = np.zeros(layout.num_slots, np.int32)
 
-  def open(self, slots: np.ndarray) -> None:
+  def join(self, slots: np.ndarray) -> None:
     """Starts the session of an actor that has leased `[n]` slots."""
     self._counts[slots] = 0
     self._episodes.start(slots)
     self._environments.join(slots)
 
-  def close(self, slots: np.ndarray) -> None:
+  def leave(self, slots: np.ndarray) -> None:
     """Ends an actor's session, and counts its unfinished unrolls."""
     self._environments.leave(slots)
     unfinished = self._layout.unfinished(self._counts[slots])

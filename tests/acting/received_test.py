@@ -33,7 +33,7 @@ class Peers:
     self.slots = np.random.default_rng(0).permutation(SLOTS).reshape(-1, ENVS)
     self.answers = {}
     for slots in self.slots:
-      self.received.open(slots)
+      self.received.join(slots)
 
   def take(self, messages, together):
     """Takes messages by actor; returns each accepted row by its slot."""
@@ -62,7 +62,7 @@ class Peers:
     """Returns all counts and refusals."""
     for actor, slots in enumerate(self.slots):
       if actor not in self.answers:
-        self.received.close(slots)
+        self.received.leave(slots)
     saved = self.acted.saved()
     del saved["wall_seconds"]
     return self.answers, repr(saved), self.acted.all_have_ended
@@ -134,18 +134,20 @@ def test_one_wrong_message_leaves_the_others_of_its_batch_served():
 
 
 def test_a_slot_starts_again_with_its_next_actor():
-  """Its count, its open episode and its length are those of a new session."""
+  """Nothing of the previous session counts in its next episode."""
   peers = Peers()
   rows = fuzz.rows_of(ENVS)
+  middle = LAYOUT.encode(fuzz.rows_of(ENVS, step_type=1))
   peers.take({0: LAYOUT.encode(rows)}, together=True)
-  peers.received.close(peers.slots[0])
-  peers.received.open(peers.slots[0])
+  peers.take({0: middle}, together=True)
+  peers.received.leave(peers.slots[0])
+  peers.received.join(peers.slots[0])
   taken = peers.take({0: LAYOUT.encode(rows)}, together=True)
   assert not peers.answers
   assert all(count == 0 for count, *_ in taken.values())
   last = fuzz.rows_of(ENVS, step_type=2)
   peers.take({0: LAYOUT.encode(last)}, together=True)
-  assert peers.acted.lengths.mean() == 1
+  assert peers.acted.lengths.mean() == peers.acted.returns.mean() == 1
 
 
 def test_a_message_of_all_environments_is_not_copied():

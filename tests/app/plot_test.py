@@ -322,7 +322,9 @@ def test_a_mean_over_steps_ends_with_the_shortest_run_but_not_over_time(
     (seeds,) = (x for x in axes.collections if hasattr(x, "get_segments"))
     assert max(x[-1, 0] for x in seeds.get_segments()) == longest
   output = capsys.readouterr().out
-  assert "seed 0 of ppo ended after 1,200 of 2,400 env steps; means" in output
+  assert (
+    "seed 0 of ppo ended after 1,200 of 2,400 env steps; the mean" in output
+  )
   assert "seed 1" not in output
 
 
@@ -515,7 +517,8 @@ def errors(tmp_path):
   unfinished = make_run(tmp_path / "unfinished")
   (tmp_path / "unfinished" / "metrics.jsonl").unlink()
   newer = '{"format": 99, "seedx": "9.1", "experiment": "x"}'
-  bare = '{"experiment": "x", "seedx": "9", "format": 4, "options": {}}'
+  bare = {"experiment": "x", "seedx": "9", "format": run_dirs.FORMAT}
+  bare = json.dumps({**bare, "options": {}})
   files = [
     ("config.json", newer, "format 99, which seedx 9.1 wrote"),
     ("config.json", '{"seed": 0}', "'experiment', which another program"),

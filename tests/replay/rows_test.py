@@ -123,6 +123,9 @@ def check(unroll, steps):
   np.testing.assert_array_equal(unroll.action, number + 10_000 * provisional)
 
 
+unrolls = jax.jit(lambda state: state.ring.unrolls)
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_kept_unrolls_are_those_of_the_reference_and_only_they_have_priorities(
   name,
@@ -148,7 +151,7 @@ def test_kept_unrolls_are_those_of_the_reference_and_only_they_have_priorities(
     leaves = np.asarray(state.tree[0])[: mass.size].reshape(mass.shape)
     np.testing.assert_allclose(leaves, mass, rtol=1e-6)
     kept = number % CAPACITY
-    check(jax.tree.map(lambda x, k=kept: x[k], state.ring.unrolls), steps)
+    check(jax.tree.map(lambda x, k=kept: x[k], unrolls(state)), steps)
   assert {period, length} == set(num_new)
 
 
@@ -201,4 +204,4 @@ def test_in_order_a_full_replay_has_its_capacity_and_stores_each_step_once():
     assert extra <= size * memory_of(name).window
     number, steps = reference.kept()
     kept = number % CAPACITY
-    check(jax.tree.map(lambda x, k=kept: x[k], state.ring.unrolls), steps)
+    check(jax.tree.map(lambda x, k=kept: x[k], unrolls(state)), steps)

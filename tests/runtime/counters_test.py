@@ -256,3 +256,23 @@ def test_the_quarter_of_environments_that_explores_least_is_reported():
   reported = counters.explores_least(ladder)
   assert list(np.flatnonzero(reported)) == [4, 5]
   assert counters.explores_least(np.zeros(5)).all()
+
+
+def test_an_environment_that_joins_again_has_ended_no_episode():
+  """The first episode of each new environment is waited for."""
+  acted = counters.Acted()
+  environments = acted.environments(np.array([True, True]))
+  both = np.array([0, 1])
+
+  def end(index):
+    ones = np.ones((len(index), 1))
+    environments.add(len(index), index, ones, ones.astype(np.int64))
+
+  environments.join(both)
+  end(both[:1])
+  environments.leave(both)
+  environments.join(both)
+  end(both[:1])
+  assert not acted.all_have_ended
+  end(both[1:])
+  assert acted.all_have_ended

@@ -108,6 +108,9 @@ def test_a_request_is_received_after_the_answer_to_the_one_before(tmp_path, on):
   with served(tmp_path, on) as made:
     exchange, session = made.connect()
     other, other_session = made.connect()
+    exchange.send(rows(0))
+    session.answer()
+    assert exchange.receive()[0, 0] == 0
     exchange.send(rows(1))
     exchange.send(rows(2))
     running.wait_until(lambda: session.requests)

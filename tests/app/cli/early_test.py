@@ -10,9 +10,15 @@ import pytest
 
 from seedx.__main__ import _PROGRAMS
 from seedx.app.cli import experiments
+from seedx.app.runs import run_dirs
 from tests import programs
 
-_RUN = {"experiment": "a2c", "seedx": "0", "format": 4, "options": {}}
+_RUN = {
+  "experiment": "a2c",
+  "seedx": "0",
+  "format": run_dirs.FORMAT,
+  "options": {},
+}
 _RUN |= {"pipeline": "seedx.pipelines.sync:Config", "agent": "a:b"}
 
 
