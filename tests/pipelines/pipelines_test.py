@@ -368,8 +368,17 @@ def test_the_agent_computes_first_priorities_from_the_same_unrolls(
     np.testing.assert_allclose(priorities, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["dqn", "r2d2"])
-@pytest.mark.parametrize("pipeline", ["sync", "seed", "apex", "gorila"])
+@pytest.mark.parametrize(
+  ("pipeline", "name"),
+  conftest.slow_but(
+    [("sync", "dqn"), ("seed", "dqn")],
+    [
+      (pipeline, name)
+      for pipeline in ("sync", "seed", "apex", "gorila")
+      for name in ("dqn", "r2d2")
+    ],
+  ),
+)
 def test_a_replay_stores_each_step_of_an_environment_once(
   pipeline, name, tmp_path, monkeypatch
 ):
@@ -411,7 +420,9 @@ def stored_unrolls(state):
   return jax.tree.map(lambda x: np.moveaxis(x[:count], 0, 1), unrolls)
 
 
-@pytest.mark.parametrize("name", ["dqn", "r2d2"])
+@pytest.mark.parametrize(
+  "name", ["dqn", pytest.param("r2d2", marks=pytest.mark.slow)]
+)
 def test_anakins_replay_stores_each_step_of_an_environment_once(name, tmp_path):
   made = running.Own(config_of("anakin", name, tmp_path, 400))
   run_all(made, made.nodes)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import replay, types
+from tests import conftest
 from tests.replay import replay_test
 
 CAPACITY, ALPHA = 24, 0.6
@@ -126,7 +127,9 @@ def check(unroll, steps):
 unrolls = jax.jit(lambda state: state.ring.unrolls)
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+  ("name",), conftest.slow_but([("transitions",)], [(x,) for x in SIZES])
+)
 def test_kept_unrolls_are_those_of_the_reference_and_only_they_have_priorities(
   name,
 ):
