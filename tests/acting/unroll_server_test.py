@@ -262,6 +262,7 @@ def acting(monkeypatch):
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_an_actor_that_waits_for_slots_leaves_no_threads_behind(
   serving, acting
 ):

@@ -186,10 +186,10 @@ with signals.stopping(stop) as ending:
   ("saver_fields", "seconds", "leaves"),
   [
     ("", 5.0, True),
-    ("is_saved=True", 5.0, True),
+    pytest.param("is_saved=True", 5.0, True, marks=pytest.mark.slow),
     # Neither a slow disk nor a step as slow as earlier ones is a hang.
-    ("is_writing=True", 5.0, False),
-    ("", 1.2, False),
+    pytest.param("is_writing=True", 5.0, False, marks=pytest.mark.slow),
+    pytest.param("", 1.2, False, marks=pytest.mark.slow),
   ],
 )
 def test_a_signal_ends_a_run_that_hangs_but_not_a_slow_one(

@@ -206,7 +206,10 @@ def test_a_handshake_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
     assert texts == [valid]
 
 
-@pytest.mark.parametrize("how", ["refused", "reset", "answered"])
+@pytest.mark.parametrize(
+  "how",
+  [pytest.param("refused", marks=pytest.mark.slow), "reset", "answered"],
+)
 def test_a_connection_has_a_limit_of_refused_and_reset_calls(
   tmp_path, monkeypatch, how
 ):
