@@ -62,7 +62,7 @@ def mesh(cores: Sequence[jax.Device]) -> Mesh:
 
 
 def replicate(nest: types.Tree, over: Mesh) -> types.Tree:
-  """Copies a nest that is equal on all hosts to all cores of a mesh."""
+  """Copies a nest to all cores of a mesh; all hosts must have equal nests."""
   on_all = NamedSharding(over, REPLICATED)
   if on_all.is_fully_addressable:
     return jax.device_put(nest, on_all)

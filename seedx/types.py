@@ -273,9 +273,9 @@ class Share(NamedTuple):
       from, see `agents.base.Needs`.
     priorities: `[S, windows]` float32, priorities of each unroll's windows; ()
       without priorities.
-    origin: `[S, 2]` int32, a number that only the unrolls of one environment
-      have, from its start to its end; and the number of the unroll among them.
-      () if it is unknown, or not needed.
+    origin: `[S, 2]` int32, a number that only one environment's unrolls have,
+      and the number of the unroll among them, from 0; () if it is unknown, or
+      not needed.
   """
 
   data: Tree

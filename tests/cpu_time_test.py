@@ -1,4 +1,4 @@
-"""CPU time of processes, from a /proc of the test and from the real one."""
+"""CPU time of processes, from a /proc that the test makes and the real one."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def proc(tmp_path, monkeypatch):
 def test_only_the_time_of_other_processes_on_the_same_cores_counts(proc):
   others = cpu_time.Others(proc.path)
   assert others.seconds == 0
-  # 200 ticks of two cores, of which others steal 10 of each.
+  # Two cores are busy for 100 ticks each, of which 10 are stolen.
   proc.set_machine(1090, interrupts=500, elsewhere=500, stolen=10)
   proc.set_process(1, 0, 130)
   assert others.seconds == pytest.approx(200 * TICK)
@@ -56,7 +56,7 @@ def test_only_the_time_of_other_processes_on_the_same_cores_counts(proc):
   proc.set_process(os.getpid(), 1, 120, system=5)
   proc.set_process(99999, os.getpid(), 50, ended=20)
   assert others.seconds == pytest.approx((200 - 25 - 50 - 40) * TICK)
-  # Ticks of own processes may be counted first.
+  # The result is never negative.
   proc.set_process(99999, os.getpid(), 50, ended=200)
   assert others.seconds == 0
 

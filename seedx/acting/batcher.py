@@ -1,4 +1,4 @@
-"""Batches of requests: many threads send them, one thread takes them."""
+"""Batches of requests, which many threads send and one thread answers."""
 
 import collections
 import math
@@ -21,17 +21,17 @@ class Request(Protocol):
 
   @property
   def arrived_seconds(self) -> float:
-    """Time at which it arrived, by `time.monotonic`."""
+    """Time at which the request arrived, by `time.monotonic`."""
 
   def end(self) -> None:
-    """Ends the request, unless it has been answered: there are no answers."""
+    """Ends the request without an answer, unless it has been answered."""
 
 
 R = TypeVar("R", bound=Request)
 
 
 class Replies:
-  """Seconds that requests wait for replies; any thread may use it."""
+  """A meter of the time that requests wait for replies; thread-safe."""
 
   def __init__(self, window: int = 4096) -> None:
     """Starts without measurements; quantiles are over the last `window`."""
@@ -65,11 +65,12 @@ class Replies:
 
 
 class Batcher(Generic[R]):
-  """Batches of the requests of many threads.
+  """A queue of requests from many threads, which are taken in batches.
 
-  One thread iterates over the batches, lists of requests, and answers them. A
-  batch is complete when it has `target_rows`, or when its oldest request has
-  waited for `max_wait_seconds`, so that a dead peer does not delay others.
+  One thread iterates over the batches, which are lists of requests, and answers
+  the requests. A batch is complete when it has `target_rows`, or when its
+  oldest request has waited for `max_wait_seconds`, so that a dead peer does not
+  delay others.
   """
 
   def __init__(
@@ -85,7 +86,7 @@ class Batcher(Generic[R]):
     Args:
       target_rows: number of rows that completes a batch.
       max_rows: maximum number of rows of a batch.
-      max_wait_seconds: seconds that a smaller batch waits at most.
+      max_wait_seconds: seconds that a request waits at most for more rows.
       waits: measures `acting_wait_environments`.
     """
     self._target_rows = target_rows

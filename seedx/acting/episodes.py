@@ -1,7 +1,7 @@
-"""The episodes of a peer's environments, checked and counted step by step.
+"""The episodes of peers' environments, checked and counted step by step.
 
-The learner does not trust a peer: it checks the order of its steps, counts env
-steps, and computes returns or a bound of them.
+The learner does not trust its peers: it checks the order of their steps, counts
+env steps, and computes returns, or bounds of the returns.
 """
 
 from typing import NamedTuple
@@ -49,7 +49,7 @@ class Ended(NamedTuple):
 
 
 class Episodes:
-  """The episodes of one peer's environments."""
+  """The episodes of the environments of one or several peers."""
 
   def __init__(self, num_envs: int, returns_are_sums: bool = True) -> None:
     """Starts before the first step; see `envs.returns_are_sums`."""

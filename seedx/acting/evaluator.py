@@ -161,8 +161,8 @@ class Evaluator:
 class _Counts:
   """Counts of a `play`, over one or several sets of environments.
 
-  After a cut episode, its environment counts no other: the rest of the episode
-  would not be a whole one.
+  An environment whose episode is cut counts no further episodes, since the rest
+  of the cut episode is not a whole one.
 
   Attributes:
     left: `[N]`, number of episodes that each environment still has to play.

@@ -224,7 +224,7 @@ class Inference:
   Attributes:
     sizes: sizes of the device's batches and store.
     slots: slots of the store, leased to sessions.
-    received: the environments of all slots.
+    received: decoder of the actors' messages, which checks and counts them.
     env: `[slots]` int32, the seed of the environment in each leased slot, which
       no other environment has.
     requests: batcher of the actors' messages, which `run` answers; any thread
@@ -352,7 +352,7 @@ class Inference:
   ) -> Iterator[types.Share]:
     """Collects the unrolls that a batch finished, and yields full shares.
 
-    The rows of the batch that are not padding are of the environments `env`.
+    `env` are the environments of the batch's rows, without those of padding.
     """
     slot, count = batch.slot, batch.count
     finished = np.flatnonzero(self.sizes.layout.finished(count[: len(env)]))

@@ -238,9 +238,9 @@ class LocalActor:
 
   @property
   def origin(self) -> types.Tree:
-    """The origin of the unrolls of `observe`, until `act`; see `types.Share`.
+    """Origin of the unrolls that `observe` returned, see `types.Share`.
 
-    The number of an environment is its first seed.
+    Read it before `act`. The number of an environment is its first seed.
     """
     number = self._programs.layout.number(self._count)
     return self._programs.agent.needs.origin(self._seeds, number)

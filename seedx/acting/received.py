@@ -18,7 +18,7 @@ class Message(NamedTuple):
   """A message of an actor, which waits for its actions.
 
   Attributes:
-    request: the message, and the stream of its answer.
+    request: the message's bytes; its methods answer the actor.
     slots: `[n]` int32 slots of the actor's environments.
     finish: function that is called right before the answer, maybe twice.
   """
@@ -34,7 +34,7 @@ class Message(NamedTuple):
 
   @property
   def arrived_seconds(self) -> float:
-    """Time at which it arrived, by `time.monotonic`."""
+    """Time at which the message arrived, by `time.monotonic`."""
     return self.request.arrived_seconds
 
   def reply(self, message: bytes) -> None:
@@ -53,7 +53,7 @@ class Message(NamedTuple):
 
 
 class Received:
-  """The environments of all slots, as the messages of their actors show them.
+  """A decoder of the messages for all slots, which checks and counts them.
 
   One thread calls `take`. Any thread may call the other methods.
   """
@@ -66,7 +66,7 @@ class Received:
     acted: counters.Acted,
     returns_are_sums: bool,
   ) -> None:
-    """Makes slots that no session holds.
+    """Starts without sessions.
 
     Args:
       inputs: layout of the messages.
@@ -90,7 +90,7 @@ class Received:
     self._environments.join(slots)
 
   def leave(self, slots: np.ndarray) -> None:
-    """Ends an actor's session, and counts its unfinished unrolls."""
+    """Ends an actor's session; its unfinished unrolls count as discarded."""
     self._environments.leave(slots)
     unfinished = self._layout.unfinished(self._counts[slots])
     self._acted.add_discarded(int(np.sum(unfinished)))
@@ -103,7 +103,7 @@ class Received:
 
     Args:
       messages: messages of different actors.
-      sizes: numbers of rows to which a batch is padded, in ascending order.
+      sizes: numbers of rows to which batches are padded, in ascending order.
 
     Returns:
       The messages that were not refused, and the batch of their rows; None if
@@ -131,8 +131,9 @@ class Received:
     """Returns the batch of messages, unless one of them breaks a rule.
 
     Raises:
-      wire.Refused: INVALID_ARGUMENT; no message has been counted.
-      wire.MessageError: the same, for a message that cannot be decoded.
+      wire.Refused: INVALID_ARGUMENT, an index or a step is not valid; no
+        message has been counted.
+      wire.MessageError: a message cannot be decoded; none has been counted.
     """
     rows = [message.rows for message in messages]
     end = sum(rows)
@@ -157,10 +158,10 @@ class Received:
   def _slots(
     self, index: np.ndarray, slots: Sequence[np.ndarray], rows: Sequence[int]
   ) -> np.ndarray:
-    """Returns the slot of each row of some actors' messages.
+    """Returns the slot of each row of the messages.
 
     Args:
-      index: `[R]` indices of environments, joined from all messages.
+      index: `[R]` indices of the actors' environments, of all messages.
       slots: slots of each message's actor.
       rows: number of rows of each message.
     """

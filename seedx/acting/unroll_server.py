@@ -121,8 +121,7 @@ class UnrollServer:
   ) -> np.int32:
     """Takes a message's unrolls, and returns the newest parameters' version.
 
-    They are unrolls of the same `number` of environments `[S]`, see
-    `types.Share`.
+    Their origin is `env`, `[S]`, and one `number` for all, see `types.Share`.
 
     Raises:
       wire.Refused: CANCELLED, the run is over.
@@ -155,7 +154,7 @@ class _Session:
     self._server = server
     self._session = session
     self._period = period
-    # Only these environments have these seeds.
+    # Each environment's seed, which no other environment has.
     self._envs = session.first_seed + np.arange(
       len(session.slots), dtype=np.int32
     )

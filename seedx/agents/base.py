@@ -118,9 +118,10 @@ class Needs:
     return self.window
 
   def stored(self, unroll: types.Unroll) -> types.Unroll:
-    """Returns the unroll, without what learning does not read.
+    """Returns the unroll without arrays that learning does not read.
 
-    These are its extras, and its core state if windows begin at every step.
+    It reads extras only if `extras` is True, and no core state if windows begin
+    at every step.
     """
     if not self.extras:
       unroll = unroll._replace(extras=())
@@ -129,11 +130,11 @@ class Needs:
     return unroll
 
   def origin(self, env: np.ndarray, number: types.Array) -> types.Tree:
-    """Returns `types.Share.origin`; () without a replay, which reads it.
+    """Returns `types.Share.origin`, which only a replay reads; else ().
 
     Args:
       env: `[S]` int32, a number that only one environment of the run has.
-      number: `[S]` or `[]` int32, the number of its unroll.
+      number: `[S]` or `[]` int32, number of the environment's unroll.
     """
     if self.window is None:
       return ()

@@ -10,7 +10,7 @@ import jax
 
 from seedx import types
 
-# Devices, files that exist if Linux has found them, and their extras of seedx.
+# Devices, files that exist if Linux has found the device, and seedx's extras.
 _SIGNS = (
   ("an NVIDIA GPU", "proc/driver/nvidia/version", "cuda13"),
   ("a TPU", "dev/accel0", "tpu"),

@@ -326,7 +326,8 @@ def _share_state(trainer: process.Process, learners: hosts_lib.Hosts) -> None:
     trainer.restore(
       lambda shapes: checkpoint.like(arrays, shapes, "the state of host 0")
     )
-    # The restored time includes host 0's start, so this host counts from now.
+    # The restored time includes the start of host 0, so this host counts only
+    # from now.
     trainer.acted.wall_clock.restart()
 
 

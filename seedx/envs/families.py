@@ -1,10 +1,11 @@
 """EnvPool, imported without the code of the families that are not used.
 
 `import envpool` imports the package of each family of environments, but needs
-only its module `registration`, which adds the family's names to the registry.
-The packages load Matplotlib and all native libraries: a second and 160 MB in
-each process, although it uses one family. Here the registrations run without
-their packages. Every environment can be made; making one imports its package.
+only the package's module `registration`, which adds the family's names to the
+registry. The packages load Matplotlib and all native libraries, which costs a
+thin actor 0.75 s of CPU time and 92 MB, although it uses one family. Here the
+registrations run without their packages. Every environment can still be made,
+which imports its family's package.
 """
 
 import ast
@@ -95,7 +96,7 @@ def _imported(source: str) -> list[str]:
   """Returns the names of the registrations that a module's source imports.
 
   Raises:
-    ValueError: the source has anything else than these imports.
+    ValueError: the source has anything but these imports.
   """
   statements = ast.parse(source).body
   if ast.get_docstring(ast.Module(statements, [])) is not None:

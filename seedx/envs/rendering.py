@@ -27,7 +27,8 @@ sys.exit(rendering.main())
 def check_render(config: env_config.Config) -> None:
   """Renders a frame in another process, since some environments end theirs.
 
-  This process refuses environments of JAX functions; the other lacks JAX.
+  An environment of JAX functions is refused in this process, because the other
+  process does not import JAX.
 
   Raises:
     types.ConfigError: rendering failed; the message has one line.

@@ -26,8 +26,8 @@ class Plan:
     processes: number of processes that learn together, each with its own
       replay.
     unroll_length: number of new env steps of an unroll (T).
-    num_envs: number of environments that act on their own, of all processes;
-      their unrolls go to the learner cores in turn. 0 if each core has the
+    num_envs: number of environments of all processes, if each steps on its own
+      and unrolls go to the learner cores in turn; 0 if each core has the
       unrolls of its own environments, which step together.
   """
 
@@ -95,7 +95,7 @@ class Plan:
     memory = of_process.make(
       window=needs.window,
       capacity=capacity,
-      # An environment's next unroll goes to another core.
+      # An environment's next unroll may go to another core.
       period=None if self.num_envs and cores > 1 else self.unroll_length,
       streams=self.num_envs // self.processes,
     )

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from seedx.losses import late, streams
 
-# A weight that is above its threshold only by rounding does not count.
+# A weight above its threshold only by rounding does not count as clipped.
 _CLIPPED = 1.001
 
 

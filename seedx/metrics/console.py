@@ -25,7 +25,8 @@ _HEADER = {
   "bottleneck": "bottleneck",
 }
 _ROWS_PER_HEADER = 20
-# A longer time without an env step or an update replaces the bottleneck.
+# After a longer time without an env step or an update, a message replaces the
+# bottleneck.
 _STALLED_SECONDS = 5.0
 # The side that waits for each bottleneck, and the name of that wait.
 _EVIDENCE = {

@@ -91,8 +91,8 @@ class Prioritized:
 
     Raises:
       types.ConfigError: an unroll is shorter than a window, S is larger than
-        the capacity, int32 cannot count the windows, or there are no
-        priorities.
+        the capacity, the replay has too many time steps or windows for int32,
+        or there are no priorities.
     """
     if isinstance(example.priorities, tuple):
       raise types.ConfigError(
@@ -191,10 +191,10 @@ class Prioritized:
   def _forget(
     self, state: PrioritizedState, oldest: jax.Array
   ) -> PrioritizedState:
-    """Sets the leaves of unrolls from `oldest` on that are no longer kept to 0.
+    """Sets the leaves of forgotten unrolls to 0, from number `oldest` on.
 
-    There are none as long as unrolls share rows: then new ones have the entries
-    of those that are forgotten.
+    While all unrolls share rows, there are none: each new unroll has the entry
+    of the one that is forgotten.
     """
     ring, num_windows = state.ring, self._ring.num_windows(state.ring)
     if not ring.book.ring.overlap:

@@ -1,4 +1,4 @@
-"""The rows of a replay's ring in which the steps of each unroll are.
+"""The rows of a replay's ring that hold the steps of each unroll.
 
 An unroll that continues another one shares the rows of their common steps.
 Unrolls are numbered from 0 in the order in which they were added. Unroll u is
@@ -16,10 +16,10 @@ import numpy as np
 
 from seedx import types
 
-# Relative to the others, the time that an environment may take for an unroll
-# before its next one is stored as a whole.
+# An environment may take this many times as long for an unroll as the others;
+# if it takes longer, its next unroll is stored as a whole.
 _PATIENCE = 2
-# The smallest share of an unroll's steps for which unrolls share rows.
+# Unrolls share rows if at least this fraction of their steps is in common.
 _MIN_SHARED = 0.25
 
 
@@ -28,7 +28,7 @@ class _Continued(NamedTuple):
 
   Attributes:
     number: number of the continued unroll.
-    is_new: whether there is none, so that all steps are new.
+    is_new: whether an unroll continues none, so that all its steps are new.
   """
 
   number: jax.Array
@@ -39,9 +39,10 @@ class _Continued(NamedTuple):
 class Ring:
   """The sizes of a ring, and pure functions over its `Book`.
 
-  Unrolls are forgotten in the order in which they were added. Therefore an
-  unroll shares rows only if all of them are at most `late` rows older than the
-  first one of its own, and is forgotten that early.
+  Unrolls are forgotten in the order in which they were added. An unroll shares
+  rows only if they are at most `late` rows older than its first own row. It is
+  forgotten `late` rows before that row is overwritten, so its shared rows are
+  still there until then.
 
   Attributes:
     capacity: capacity in unrolls.
@@ -49,8 +50,8 @@ class Ring:
     period: T, time steps that an unroll adds to the one before it; L if unrolls
       share no rows.
     late: see above; at least S * L.
-    in_order: whether each share has one unroll of each environment, in the same
-      order.
+    in_order: whether each share has one unroll of each environment, always in
+      the same order.
   """
 
   capacity: int
@@ -67,12 +68,12 @@ class Ring:
     period: int | None,
     streams: int,
   ) -> "Ring":
-    """Returns the ring for such shares; see `uniform.Uniform`."""
+    """Returns the ring for shares like this one; see `uniform.Uniform`."""
     length, size = share.data.version.shape
     if isinstance(share.origin, tuple) or period is None:
       return cls(capacity, length, length)
-    # A replay of a few shares is not large anyway, and without stacked frames
-    # or burn-in little is shared, but a search for shared rows takes time.
+    # A search for shared rows takes time. It would save little memory in a
+    # small replay, or without stacked frames or burn-in.
     is_small = size * length > capacity * period
     if is_small or length - period < _MIN_SHARED * length:
       return cls(capacity, length, length)
@@ -81,7 +82,7 @@ class Ring:
 
   @property
   def overlap(self) -> int:
-    """Number of an unroll's steps that are also in the one before it."""
+    """Number of an unroll's steps that are also in the previous unroll."""
     return self.length - self.period
 
   @property
@@ -104,12 +105,12 @@ class Ring:
     """Adds `size` (S) unrolls.
 
     Returns:
-      The new book; and for each time step of the unrolls, `[S, L]`, the row to
-      write it to, or R if it is there already.
+      The new book, and the `[S, L]` rows to which the time steps are to be
+      written; R for a step that is stored already.
     """
     chex.assert_scalar_in(size, 1, self.capacity)
     if isinstance(origin, tuple):
-      origin = jnp.full((size, 2), -1)  # Continues none, and none it.
+      origin = jnp.full((size, 2), -1)  # No unroll continues another.
     chex.assert_shape(origin, (size, 2), custom_message="origin")
     if self.overlap:
       limit = min(self.late, self.capacity * self.period)
@@ -119,7 +120,7 @@ class Ring:
       place, next_row = self._new_rows(book, num_new)
       unrolls, place = self._shared(book, continued, origin, place)
       written = self._written(book, continued, place)
-      # Only after the others are written, since XLA would copy the array.
+      # If this read `book.unrolls`, XLA would copy that array.
       oldest = self._oldest(book, unrolls, next_row, size)
     else:
       entry = (book.inserted + jnp.arange(size)) % self.capacity
@@ -139,7 +140,7 @@ class Ring:
   def rows(
     self, book: "Book", entry: types.Array, time: types.Array
   ) -> jax.Array:
-    """Returns the rows of time steps, of the unrolls at some entries."""
+    """Returns the row of each time step `time` of the unroll at `entry`."""
     if not self.overlap:
       return jnp.asarray(entry) * self.length + time
     return book.unrolls.at[entry, time].get(mode="promise_in_bounds")
@@ -147,40 +148,40 @@ class Ring:
   def _entered(
     self, book: "Book", unrolls: jax.Array, origin: jax.Array, place: jax.Array
   ) -> jax.Array:
-    """Writes new unrolls into `Book.unrolls`."""
+    """Returns `Book.unrolls` with new unrolls."""
     entry = (book.inserted + jnp.arange(len(place))) % self.capacity
     return unrolls.at[entry].set(jnp.concatenate([place, origin], axis=1))
 
   def _new_rows(
     self, book: "Book", num_new: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns rows `[S, L]` of which the last `num_new` are new; and the next.
+    """Returns rows `[S, L]`, and the row after them.
 
-    New rows follow each other.
+    Of each unroll, the last `num_new` rows are new. New rows are consecutive.
     """
     ends = book.next_row + jnp.cumsum(num_new)
     place = ends[:, None] + np.arange(-self.length, 0)
     return place % self.num_rows, ends[-1] % self.num_rows
 
   def _continued(self, book: "Book", origin: jax.Array) -> _Continued:
-    """Finds the unrolls that new ones continue, if they are young enough."""
+    """Finds the unrolls that new ones continue, unless they are too old."""
     size = len(origin)
     own = book.inserted + jnp.arange(size)[:, None]
     if self.in_order:
       number = own - size
       origins = book.unrolls[number % self.capacity, self.length :]
     else:
-      # At least a period of rows is between two unrolls.
+      # Each unroll adds at least `period` rows, so all others are too old.
       count = (self.late - size * self.length) // self.period + 1
       number = book.inserted - 1 - jnp.arange(min(self.capacity, count))
       origins = jnp.concatenate(
         [origin[::-1], book.unrolls[number % self.capacity, self.length :]]
       )[None]
-      # The newest one is the first.
+      # The newest unroll comes first.
       number = jnp.concatenate([own[::-1, 0], number])[None]
     before = origin - np.array([0, 1], np.int32)
     is_before = jnp.all(origins == before[:, None], axis=-1)
-    # The entries of others get new unrolls.
+    # New unrolls overwrite the entries of older ones.
     kept = jnp.maximum(book.oldest, book.inserted + size - self.capacity)
     is_before &= (number >= kept) & (number < own)
     newest = jnp.argmax(is_before, axis=1)[:, None]
@@ -200,12 +201,12 @@ class Ring:
     origin: jax.Array,
     place: jax.Array,
   ) -> tuple[jax.Array, jax.Array]:
-    """Replaces the first rows of unrolls by those of the continued ones.
+    """Replaces the first rows of unrolls by rows of the unrolls they continue.
 
     Returns `Book.unrolls` with the new unrolls, and their rows `[S, L]`.
     """
     unrolls, new = book.unrolls, place[:, self.overlap :]
-    # An unroll may continue one of its own share, and this another one.
+    # In a share, an unroll may continue one that itself continues another.
     depth = 1 if self.in_order else math.ceil(self.overlap / self.period)
     for _ in range(depth):
       if not self.in_order:
@@ -219,10 +220,10 @@ class Ring:
   def _written(
     self, book: "Book", continued: _Continued, place: jax.Array
   ) -> jax.Array:
-    """Returns the rows to write, `[S, L]`; R for steps that are there already.
+    """Returns the rows to write, `[S, L]`; R for steps that are stored already.
 
-    The last step of an unroll is written again by the next one, since the agent
-    may act again on it, with newer parameters.
+    An unroll also writes the last step of the unroll that it continues, since
+    the agent may have acted on it again, with newer parameters.
     """
     size = len(place)
     step = np.arange(self.length)
@@ -239,7 +240,7 @@ class Ring:
     self, book: "Book", unrolls: jax.Array, next_row: jax.Array, size: int
   ) -> jax.Array:
     """Returns `Book.oldest` after adding `size` unrolls to `Book.unrolls`."""
-    # As many as can be forgotten at a time.
+    # The largest number of unrolls that can be forgotten at a time.
     count = math.ceil(size * self.length / self.period) + 1
     number = book.oldest + jnp.arange(min(count, self.capacity))
     first = unrolls[number % self.capacity, self.overlap]
@@ -258,8 +259,8 @@ class Book:
 
   Attributes:
     unrolls: `[capacity, L + 2]` int32, the row of each time step of an unroll,
-      and its origin, see `types.Share`; `[0, L + 2]` if unrolls share no rows.
-      They are together because each array costs time, see `on_cpu.packing`.
+      then its origin, see `types.Share`; `[0, L + 2]` if unrolls share no rows.
+      Both are in one array because each array costs time, see `on_cpu.packing`.
     next_row: `[]` int32, row of the next new time step; 0 without shared rows.
     oldest: `[]` int32, number of the oldest unroll that is kept.
     inserted: `[]` int32, number of unrolls added so far.

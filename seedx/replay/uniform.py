@@ -1,10 +1,10 @@
-"""A uniform replay: stores each time step once, samples windows of them.
+"""A uniform replay, which stores each time step once and samples windows.
 
-Each step of an environment begins a window, or sequences overlap, so that
-consecutive unrolls have steps in common. They share the rows of these steps in
-the replay. Frames are stored one by one, too, even for agents that see stacks:
-a window begins with the frames before its first transition, and the agent
-stacks them again.
+Consecutive unrolls have steps in common, because a window begins at each step
+of an environment, or because sequences overlap. The unrolls share the rows of
+these steps in the replay. Frames are stored one by one, even for agents that
+see stacks of frames: a window begins with the frames before its first
+transition, and the agent stacks them again.
 """
 
 import dataclasses
@@ -50,9 +50,9 @@ class Uniform:
 
   An unroll of length L has L - window + 1 windows. With a `period` T, unroll
   k + 1 of an environment begins T steps after unroll k, and shares the rows of
-  L - T steps with it. It is stored as a whole if unroll k is not there: the
-  environment's first unroll, and the first one after a gap. While many unrolls
-  are stored as a whole, there is room for fewer than `capacity`.
+  L - T steps with it. It is stored as a whole if the replay does not have
+  unroll k: the environment's first unroll, and the first one after a gap. While
+  many unrolls are stored as a whole, there is room for fewer than `capacity`.
 
   Attributes:
     capacity: capacity in unrolls; new ones overwrite the oldest.
@@ -77,13 +77,13 @@ class Uniform:
 
     Raises:
       types.ConfigError: an unroll is shorter than a window, S is larger than
-        the capacity, or int32 cannot count the time steps.
+        the capacity, or the replay has more than 2^30 time steps.
     """
     length, size = example.data.version.shape
     if length < self.window or size > self.capacity:
       raise types.ConfigError(
         f"expected unrolls of at least {self.window} time steps, at most"
-        f" {self.capacity} at a time, found {size} of {length}"
+        f" {self.capacity} at a time, found {size} of {length} time steps"
       )
     ring = self._ring(example)
     if ring.num_rows > 2**30:
@@ -107,7 +107,7 @@ class Uniform:
 
     Raises:
       AssertionError: axes other than S differ from the example of `init`, or S
-        is several times as large.
+        is several times as large as there.
     """
     size = share.data.version.shape[1]
     entry = self.next_entries(state, size)

@@ -76,7 +76,7 @@ class Acted:
     return environments
 
   def environments(self, reported: np.ndarray) -> "Environments":
-    """Returns a counter of environments that join and leave, see `join`."""
+    """Returns a counter of environments that join later; see `join`."""
     return Environments(self, self._rounds, reported)
 
   def add_discarded(self, unrolls: int) -> None:

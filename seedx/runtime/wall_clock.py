@@ -16,10 +16,10 @@ _EVENTS = frozenset(
 
 
 class Compiling:
-  """A meter of the time in which any thread compiled; thread-safe.
+  """A meter of the time in which at least one thread compiled; thread-safe.
 
   Attributes:
-    seconds: length of the union of all such intervals that have ended.
+    seconds: seconds so far, without compilations in progress.
   """
 
   def __init__(self) -> None:
@@ -29,13 +29,14 @@ class Compiling:
     self._intervals: list[tuple[float, float]] = []
 
   def add(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-    """Counts an event of JAX that has just ended, if it is a compilation."""
+    """Counts an event of JAX that has just ended, if it is of `_EVENTS`."""
     if event not in _EVENTS:
       return
     with self._lock:
       end = time.monotonic()
       start = end - duration_secs
-      # A function may be traced within another one, or on another thread.
+      # Events overlap if a function is traced within another one, or if two
+      # threads compile.
       while self._intervals and self._intervals[-1][1] > start:
         other_start, other_end = self._intervals.pop()
         self.seconds -= other_end - other_start
@@ -62,7 +63,7 @@ class WallClock:
 
   @property
   def wall_seconds(self) -> float:
-    """Seconds since this start, plus those of all earlier starts."""
+    """Seconds of the run until now: this start's and all earlier ones'."""
     return self.past_seconds + time.monotonic() - self.started_seconds
 
   def restart(self) -> None:

@@ -245,7 +245,8 @@ def _end_streams() -> None:
 class Client:
   """A connection to a server.
 
-  The first call connects, and so does the next call after a loss.
+  The first call connects, and so does the next call after the connection is
+  lost.
 
   Attributes:
     was_accepted: whether the server has accepted a stream of this client.

@@ -11,10 +11,10 @@ _log = logging.getLogger("seedx.wire")
 
 
 class Pipes:
-  """A thread that calls a function when a pipe can receive or send.
+  """A thread that calls a pipe's function when the pipe can receive or send.
 
-  After each call it ignores the pipe until `wait` is called. Streams thus need
-  no thread that wakes up for each message.
+  After each call it ignores the pipe until `wait` is called. Thus a stream
+  needs no thread of its own that wakes up for each message.
   """
 
   def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Pipes:
     threading.Thread(target=self._run, name="pipes", daemon=True).start()
 
   def add(self, descriptor: int, ready: Callable[[], None]) -> None:
-    """Calls `ready` once when a pipe has bytes to receive, or has ended.
+    """Calls `ready` once, when a pipe has bytes to receive or has ended.
 
     The function must not block, because it delays the other pipes.
     """
@@ -33,9 +33,9 @@ class Pipes:
     self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
 
   def wait(self, descriptor: int, *, send: bool = False) -> None:
-    """Calls the pipe's function again, once it can receive or `send`.
+    """Calls the pipe's function once more, when it can receive, or `send`.
 
-    It does nothing for a pipe that was removed.
+    Does nothing for a pipe that was removed.
     """
     event = select.EPOLLOUT if send else select.EPOLLIN
     with contextlib.suppress(OSError, ValueError):

@@ -101,7 +101,7 @@ class Request:
   """A message that waits for its answer; only the first answer counts.
 
   Attributes:
-    message: the bytes, whose header and size follow the layout.
+    message: the bytes; their header and size have been checked.
     rows: number of rows.
     arrived_seconds: time at which it arrived, by `time.monotonic`.
   """
@@ -139,10 +139,10 @@ class BatchedSession(Protocol):
     """JSON object that is sent to the client before anything else."""
 
   def receive(self, request: Request) -> None:
-    """Takes a request, which any thread answers later; must not block.
+    """Takes a request, which any thread may answer later; must not block.
 
-    The next request comes after the answer to this one. An error ends the
-    stream with INTERNAL.
+    The next request comes after the answer to this one. `Refused` ends the
+    stream with its status, any other error with INTERNAL.
     """
     ...
 
@@ -276,9 +276,9 @@ class Server:
   ) -> None:
     """Adds a method whose requests are answered in batches.
 
-    It is as in `bind_stream`, but the sessions decode the requests, which have
-    no columns that are `once`, and encode the replies. Messages on pipes are
-    received on one thread for all streams.
+    It differs from `bind_stream` in that sessions decode the requests, which
+    have no columns that are `once`, and encode the replies. One thread receives
+    the messages of all pipes.
     """
     method = _Method(name, open_session, inputs, outputs, self._max_streams)
     method.is_batched = True
@@ -513,13 +513,13 @@ class _Stream:
     self._pipes = pipes
     self._lock = threading.Lock()
     self._session: Session | BatchedSession | None = None
-    # Only a client on this machine may ask for one.
+    # Only a client on this machine may ask for a pipe.
     self._pipe: pipe_lib.Pipe | None = None
     self._closed = False
     # The status with which another thread has ended the call.
     self._ended: calls.Refused | None = None
-    # For a stream that `Pipes` serves: set at its end, the error that ended it,
-    # and the part of a reply for which the pipe had no room yet.
+    # For a stream that `Pipes` serves: whether it is over, the error that ended
+    # it, and the part of a reply for which the pipe had no room yet.
     self._over = threading.Event()
     self._failure: Exception | None = None
     self._unsent = memoryview(b"")
@@ -612,7 +612,7 @@ class _Stream:
     self._check_ended()
 
   def _ready(self, session: BatchedSession) -> None:
-    """Continues with the pipe, on the thread that waits for all pipes."""
+    """Receives or sends what the pipe can; runs on the thread of `Pipes`."""
     assert self._pipe is not None and self._pipes is not None
     try:
       if self._unsent:
@@ -627,7 +627,7 @@ class _Stream:
       self._end(error)
 
   def _answered(self, answer: bytes | calls.Refused) -> None:
-    """Sends a reply, or ends the stream; on the thread that has answered."""
+    """Sends a reply or ends the stream, on the thread that has answered."""
     if isinstance(answer, calls.Refused):
       self._end(answer)
     else:
@@ -636,7 +636,7 @@ class _Stream:
       self._send(memoryview(answer))
 
   def _send(self, reply: memoryview) -> None:
-    """Sends what the pipe has room for; the rest, and requests, come later."""
+    """Sends what the pipe has room for; `_ready` continues with the rest."""
     assert self._pipe is not None and self._pipes is not None
     try:
       self._unsent = self._pipe.send_now(reply)

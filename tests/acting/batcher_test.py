@@ -149,7 +149,7 @@ def test_a_failure_ends_every_request():
   assert not requests.put(Request(1))
 
 
-def test_quantiles_are_of_requests_and_rows_of_batches():
+def test_metrics_have_quantiles_over_requests_and_mean_rows_of_batches():
   replies, now = batcher.Replies(), time.monotonic()
   replies.add([Request(3, now - 1.0)] * 99)
   replies.add([Request(103, now - 3.0)])

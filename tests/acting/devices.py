@@ -1,4 +1,4 @@
-"""A fake inference device, and sessions of it without a server."""
+"""A fake inference device, and thin actors without a connection."""
 
 import collections
 import queue
@@ -103,7 +103,7 @@ class Actor:
 
 
 def row(step_type, **changes):
-  """Returns rows of one environment; `changes` are their fields."""
+  """Returns rows with one row; `changes` are values of its fields."""
   timestep = dm_env.TimeStep(
     np.array([step_type], np.uint8),
     np.array([changes.pop("reward", 1)], np.float32),

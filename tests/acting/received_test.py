@@ -1,4 +1,4 @@
-"""Messages that are checked together have the same results as one by one."""
+"""Messages have the same results whether checked together or one by one."""
 
 import random
 
@@ -18,7 +18,7 @@ LAYOUT, _ = protocol.act_layouts(envs.spec(devices.CARTPOLE), ENVS)
 
 
 class Peers:
-  """Some actors, and the state that their messages lead to."""
+  """Some actors, and a `Received` that takes their messages."""
 
   def __init__(self):
     self.acted = counters.Acted()
@@ -36,7 +36,7 @@ class Peers:
       self.received.join(slots)
 
   def take(self, messages, together):
-    """Takes messages by actor; returns each accepted row by its slot."""
+    """Takes the messages of actors; returns the accepted rows by slot."""
     asked = [self._message(actor, x) for actor, x in messages.items()]
     rows = {}
     for some in [asked] if together else [[each] for each in asked]:
@@ -87,7 +87,7 @@ def can_be_received(message):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_batch_has_the_results_of_its_messages_one_by_one(seed):
+def test_messages_have_the_same_results_together_as_one_by_one(seed):
   rng, mutations = np.random.default_rng(seed), random.Random(seed)
   joint, alone = Peers(), Peers()
   is_first = np.ones((ACTORS, ENVS), bool)
@@ -107,7 +107,7 @@ def test_a_batch_has_the_results_of_its_messages_one_by_one(seed):
   assert joint.state() == alone.state()
 
 
-def test_most_mutated_messages_are_refused():
+def test_many_mutated_messages_are_refused_and_some_are_accepted():
   """Otherwise the test above would show little."""
   mutations, codes = random.Random(0), []
   message = LAYOUT.encode(fuzz.rows_of(ENVS))
@@ -120,7 +120,7 @@ def test_most_mutated_messages_are_refused():
   assert 30 < codes.count(wire.StatusCode.INVALID_ARGUMENT) < 90
 
 
-def test_one_wrong_message_leaves_the_others_of_its_batch_served():
+def test_a_wrong_message_does_not_affect_the_others_of_its_batch():
   peers = Peers()
   good = LAYOUT.encode(fuzz.rows_of(ENVS))
   wrong = fuzz.rows_of(ENVS)
@@ -134,7 +134,7 @@ def test_one_wrong_message_leaves_the_others_of_its_batch_served():
 
 
 def test_a_slot_starts_again_with_its_next_actor():
-  """Nothing of the previous session counts in its next episode."""
+  """Steps of the previous session do not count in the next episode."""
   peers = Peers()
   rows = fuzz.rows_of(ENVS)
   middle = LAYOUT.encode(fuzz.rows_of(ENVS, step_type=1))

@@ -71,8 +71,10 @@ except ImportError:
     ("import envpool.cards.registration\nCARDS = 1", True),
   ],
 )
-def test_another_kind_of_entry_is_imported_as_it_is(entry, is_loaded, tmp_path):
-  """Other versions of EnvPool could have such entries."""
+def test_only_an_entry_of_plain_registrations_is_replaced(
+  entry, is_loaded, tmp_path
+):
+  """Other versions of EnvPool could have other code in `envpool.entry`."""
   cards = tmp_path / "envpool" / "cards"
   cards.mkdir(parents=True)
   (cards.parent / "__init__.py").write_text("NAMES = []\nimport envpool.entry")

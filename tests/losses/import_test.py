@@ -22,7 +22,7 @@ def test_losses_import_no_heavy_packages():
 
 
 def test_libraries_are_not_traced_when_they_are_imported(tmp_path):
-  """Otherwise their constants would not be numbers after the first trace."""
+  """If they were, their constants would be tracers, useless after the trace."""
   for module, function in (
     ("rlax", "n_step_bootstrapped_returns"),
     ("distrax", "MultivariateNormalDiag"),

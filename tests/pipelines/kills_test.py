@@ -86,7 +86,7 @@ def _count(saved: checkpoint.Checkpoints, seen: set[int]) -> int:
 
 
 def _digest(content: np.ndarray) -> str:
-  """Returns the digest of an item's arrays in any order, without its clock."""
+  """Returns a digest of an item, whatever the order of arrays and the time."""
   digest = hashlib.sha256()
   for name, array in sorted(checkpoint.from_bytes(content).items()):
     if name.endswith("wall_seconds"):

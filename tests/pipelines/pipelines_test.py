@@ -272,7 +272,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_the_time_of_each_pipeline_is_that_of_its_context(pipeline, tmp_path):
+def test_each_pipeline_measures_time_by_its_contexts_clock(pipeline, tmp_path):
   name = "dqn" if pipeline in ("gorila", "apex") else "a2c"
   context = process.Context()
   made = config_of(pipeline, name, tmp_path).learn(context)
@@ -398,10 +398,10 @@ def test_a_replay_stores_each_step_of_an_environment_once(
     state = getattr(state, "ring", state)
     origins = np.concatenate([share.origin for share in added])
     length, period = added[0].data.version.shape[0], 5
-    # An environment's first unroll is new; others add their new steps.
+    # An environment's first unroll is stored whole; others add their new steps.
     firsts = len(np.unique(origins[:, 0])) * (length - period)
     num_new = int(state.book.next_row) - len(origins) * period
-    # An actor may be late on a busy machine.
+    # On a busy machine, an actor may be so late that an unroll is stored whole.
     late = firsts if pipeline in ("seed", "apex") else 0
     assert firsts <= num_new <= firsts + late
     unrolls = jax.tree.map(

@@ -97,7 +97,7 @@ def test_all_parts_are_restored(saved, tmp_path):
   made.process.restore(saved.load)
   restored = {name: part.saved() for name, part in parts.items()}
   expected = {name: saved.nest[name] for name in parts}
-  # The clock is running.
+  # The clock has continued since the restore.
   acted = expected["acted"] = dict(expected["acted"])
   since = restored["acted"].pop("wall_seconds") - acted.pop("wall_seconds")
   assert 0 < since < time.monotonic() - started

@@ -1,4 +1,4 @@
-"""Replays whose unrolls share rows, against one that never overwrites a row."""
+"""Replays whose unrolls share rows, and a reference that keeps all rows."""
 
 import itertools
 
@@ -24,8 +24,8 @@ SIZES = {
 class Reference:
   """All rows and unrolls since the start, in Python lists.
 
-  A row is the environment of a step, its number, and whether its action is the
-  provisional one of an unroll's end.
+  A row has the environment of a step, the step's number, and whether its action
+  is provisional, as it is for the last step of an unroll.
   """
 
   def __init__(self, name):
@@ -79,8 +79,8 @@ class Reference:
 def shares_of(name, rng):
   """Yields the origins of shares.
 
-  Environments of different speed leave, others come, and some unrolls are
-  missing.
+  The environments have different speeds. Some leave, and others take their
+  places. Some unrolls are missing.
   """
   *_, size, streams = SIZES[name]
   count = streams or size
@@ -104,7 +104,7 @@ def share_of(name, origins):
   unroll = replay_test.steps_of(
     100 * env + step, np.broadcast_to(env, step.shape)
   )
-  # An agent may act on the last step again.
+  # An agent may act on the last step again, so its action is provisional.
   unroll.action[-1] += 10_000
   priorities = np.ones((size, length - window + 1), np.float32)
   return types.Share(unroll, priorities, np.array(origins, np.int32))
@@ -130,9 +130,7 @@ unrolls = jax.jit(lambda state: state.ring.unrolls)
 @pytest.mark.parametrize(
   ("name",), conftest.slow_but([("transitions",)], [(x,) for x in SIZES])
 )
-def test_kept_unrolls_are_those_of_the_reference_and_only_they_have_priorities(
-  name,
-):
+def test_the_replay_keeps_the_references_unrolls_and_their_priorities(name):
   length, period, window, *_ = SIZES[name]
   memory, reference = memory_of(name), Reference(name)
   init, add, update = map(jax.jit, (memory.init, memory.add, memory.update))
@@ -141,7 +139,7 @@ def test_kept_unrolls_are_those_of_the_reference_and_only_they_have_priorities(
   state = init(share_of(name, next(shares)))
   entries = np.zeros((CAPACITY, length - window + 1))
   for call, origins in enumerate(itertools.islice(shares, 60)):
-    # The windows of an earlier sample may be gone when they get priorities.
+    # Windows may be overwritten between their sampling and their priorities.
     drawn = sample(state, jax.random.key(call), 64)[1] if call else None
     state = add(state, share_of(name, origins))
     num_new += reference.add(origins)
@@ -201,9 +199,9 @@ def test_in_order_a_full_replay_has_its_capacity_and_stores_each_step_once():
       reference.add(origins)
     book = state.ring.book
     assert int(book.inserted - book.oldest) == CAPACITY
-    new = np.unique(book.rows)
-    # The oldest unrolls begin with rows of others, which are no longer kept.
-    extra = len(new) - CAPACITY * period
+    used = np.unique(book.rows)
+    # The oldest unrolls begin with rows of unrolls that are no longer kept.
+    extra = len(used) - CAPACITY * period
     assert extra <= size * memory_of(name).window
     number, steps = reference.kept()
     kept = number % CAPACITY

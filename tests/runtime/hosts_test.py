@@ -38,7 +38,7 @@ def two(total_steps=100):
   return all_hosts, acted
 
 
-def test_the_time_of_other_hosts_is_that_of_the_first(monkeypatch):
+def test_all_hosts_have_the_time_of_the_first_host(monkeypatch):
   state = []
   monkeypatch.setattr(
     launch_hosts, "broadcast", lambda sent: (state.append(sent), state[0])[1]

@@ -1,4 +1,4 @@
-"""The clock of a run, and its part in which JAX compiles."""
+"""The clock of a run, and the time in which JAX compiles."""
 
 import time
 import types as types_lib
@@ -52,7 +52,7 @@ def test_a_new_program_counts_and_its_second_call_does_not():
   assert wall_clock.WallClock().measure()["compile_seconds"] == 0
 
 
-def test_a_clock_counts_from_the_given_start_and_what_came_before():
+def test_a_clock_counts_from_the_given_start_and_adds_earlier_starts():
   clock = wall_clock.WallClock(time.monotonic() - 1000)
   clock.past_seconds = 500.0
   assert 1500 <= clock.wall_seconds < 1600

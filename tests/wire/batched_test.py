@@ -1,4 +1,4 @@
-"""Streams whose requests other threads answer, over pipes and over gRPC."""
+"""Streams with requests that other threads answer, by pipes and by gRPC."""
 
 import contextlib
 import json
@@ -104,7 +104,7 @@ def test_one_thread_receives_from_all_pipes(tmp_path):
 
 
 @ON_EACH
-def test_a_request_is_received_after_the_answer_to_the_one_before(tmp_path, on):
+def test_a_request_is_received_after_the_previous_answer(tmp_path, on):
   with served(tmp_path, on) as made:
     exchange, session = made.connect()
     other, other_session = made.connect()
@@ -114,7 +114,7 @@ def test_a_request_is_received_after_the_answer_to_the_one_before(tmp_path, on):
     exchange.send(rows(1))
     exchange.send(rows(2))
     running.wait_until(lambda: session.requests)
-    other.send(rows(3))  # It arrives later.
+    other.send(rows(3))  # It arrives after the request of 2.
     other_session.answer()
     assert len(session.requests) == 1
     session.answer()
@@ -137,7 +137,7 @@ def test_a_request_in_pieces_delays_no_other(tmp_path):
 
 
 def test_a_client_that_does_not_read_delays_no_other(tmp_path):
-  """Its replies of 12 MB do not fit into the socket."""
+  """The client's reply of 12 MB does not fit into the socket."""
   with served(tmp_path) as made:
     exchange, session = made.connect()
     other, other_session = made.connect()
@@ -154,7 +154,7 @@ def test_a_client_that_does_not_read_delays_no_other(tmp_path):
 
 
 @ON_EACH
-def test_a_refused_request_ends_its_stream_only(tmp_path, on):
+def test_a_refused_request_ends_only_its_stream(tmp_path, on):
   with served(tmp_path, on) as made:
     exchange, session = made.connect()
     other, other_session = made.connect()
@@ -229,7 +229,7 @@ def test_a_session_is_closed_when_its_client_leaves_without_an_answer(
     running.wait_until(lambda: session.requests)
     exchange.close()
     running.wait_until(lambda: session.closed)
-    session.answer()  # It goes nowhere.
+    session.answer()  # This answer is discarded.
     other, other_session = made.connect()
     other.send(rows(2))
     other_session.answer()
@@ -247,7 +247,7 @@ def test_a_stopping_server_sends_the_replies_under_way(tmp_path, on):
     stops = threading.Thread(target=made.server.stop, args=(300.0,))
     stops.start()
     running.wait_until(made.server._stopping.is_set)
-    time.sleep(0.3)  # Idle streams have been cancelled.
+    time.sleep(0.3)  # Meanwhile, idle streams are cancelled.
     session.answer()
     assert exchange.receive()[0, 0] == 2
     assert exchange.receive() is None  # OK
@@ -269,7 +269,7 @@ def test_a_stopping_server_cancels_requests_that_have_no_answer(tmp_path, on):
     exchange.send(rows(1))
     running.wait_until(lambda: session.requests)
     made.server.stop(0.1)
-    assert exchange.receive() is None  # Its work is over.
+    assert exchange.receive() is None  # The server's work is over.
   assert session.closed == 1
 
 
@@ -292,7 +292,7 @@ def test_the_thread_of_the_pipes_ends_with_the_server(tmp_path):
   running.wait_until(lambda: count() == before)
 
 
-def test_a_server_without_batched_methods_has_no_such_thread(tmp_path):
+def test_a_server_without_batched_methods_has_no_thread_for_pipes(tmp_path):
   server = server_lib.Server(f"unix:{tmp_path}/sock", 1)
   server.bind("double", lambda x: 2 * x, LAYOUT, LAYOUT)
   with server:

@@ -172,8 +172,8 @@ def why_no_ratios(figures: Sequence[Figure]) -> str:
   for figure in figures:
     if figure.figure == _OUTSIDE and figure.value > _MAX_OUTSIDE:
       return (
-        f"no ratios, because processes outside kept {figure.value:.2f} cores"
-        f" busy, more than {_MAX_OUTSIDE}"
+        "no ratios, because processes outside the benchmark kept"
+        f" {figure.value:.2f} cores busy, more than {_MAX_OUTSIDE}"
       )
   return ""
 

@@ -337,7 +337,7 @@ def made_up(share: types.Share) -> types.Share:
 
 
 def continued(share: types.Share, number: int) -> types.Share:
-  """Returns a share whose unrolls have this number in their environments."""
+  """Returns a share of each environment's unroll with this number."""
   if isinstance(share.origin, tuple):
     return share
   env = np.arange(len(share.origin), dtype=np.int32)
@@ -401,7 +401,7 @@ def _called_for(call: Callable[[], object], seconds: float) -> int:
 
 
 def _mid(timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-  """Turns a time step into one within an episode, reward and discount 1."""
+  """Returns a time step within an episode, with reward and discount 1."""
   return timestep._replace(
     step_type=np.full_like(timestep.step_type, int(dm_env.StepType.MID)),
     reward=np.ones_like(timestep.reward),

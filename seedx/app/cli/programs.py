@@ -178,8 +178,8 @@ def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
   """Returns the settings to list first in `--help`.
 
   These are the first setting of each part, then the settings that presets
-  change, most frequent first. Settings of one process are skipped, and parts
-  that a resume never restores.
+  change, most frequent first. Settings of one process are skipped, and so are
+  parts that a resume never restores.
   """
   often = [next(iter(configs.settings(asked.run)))]
   for settings in command_line.parts(asked).values():
@@ -245,7 +245,7 @@ def _train(
 
 
 def _runs_here(config: Any) -> bool:
-  """Whether all processes of a run are descendants of this one."""
+  """Returns whether all processes of a run are descendants of this one."""
   launching = getattr(config, "launching", launch_config.Config())
   return bool(launching.launcher == "processes")
 
@@ -256,7 +256,7 @@ def _used_by_others(others: cpu_time.Others) -> list[str]:
   if seconds is None or cores is None:
     return []
   return [
-    f"other processes used {seconds:.0f} s of CPU time meanwhile"
+    f"other processes used {seconds:.0f} s of CPU time during the run"
     f" ({cores:.2f} cores)"
   ]
 

@@ -153,7 +153,7 @@ def load(
   Args:
     run_dir: directory of the run.
     which: "latest", "best", or the env steps of a checkpoint. If the latest or
-      the best is damaged, this is printed, and the next one is loaded.
+      the best is damaged, a message is printed, and the next one is loaded.
     config: config that was trained, for a run of a script whose pipeline, agent
       or network is not part of seedx; `config.json` does not hold these. If
       given, the code that the directory names is trusted.

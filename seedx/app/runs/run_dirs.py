@@ -401,9 +401,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
   """Returns a label for each run; equal labels and environments form a group.
 
   Runs are in the same group if they differ only in their seed and in settings
-  without labels, such as `checkpoint_every_seconds`. A label is the name of the
-  experiment, and the options in which its runs differ in at least one
-  environment, as on a command line: `impala --agent a2c`.
+  without labels, such as `checkpoint_every_seconds`. A label is written as on a
+  command line, `impala --agent a2c`: the name of the experiment, and the
+  options in which its runs differ in at least one environment.
   """
   names = {run.experiment: _short(run.experiment) for run in runs}
   uses = collections.Counter(names.values())

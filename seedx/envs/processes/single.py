@@ -192,7 +192,7 @@ def observation_leaf(
     offset: smallest integer of a choice, which becomes 0.
 
   Raises:
-    types.ConfigError: the array does not have numbers.
+    types.ConfigError: the leaf is not an array of numbers.
   """
   shape, dtype = space.shape or (), np.dtype(space.dtype)
   if dtype.kind not in "fiub":
