@@ -199,9 +199,9 @@ def for_spec(spec: dm_env.specs.BoundedArray) -> Policy:
 def _distrax() -> Any:
   """Returns the module `distrax`, which the first call imports.
 
-  Distrax imports TensorFlow Probability, which takes half a second and 97 MB;
-  processes that use no distribution save this.
+  Distrax imports TensorFlow Probability, which takes half a second and 97 MB.
+  Processes that use no distribution never load it.
   """
-  # The first call may be traced by JAX; the import must not be.
+  # JAX may trace the first call, but must not trace the import.
   with jax.ensure_compile_time_eval():
     return importlib.import_module("distrax")

@@ -170,7 +170,7 @@ class _Messages:
 
 
 def _check_priorities(priorities: np.ndarray) -> None:
-  """Raises RuntimeError for `[N, windows]` with which no replay can sample."""
+  """Raises RuntimeError if no replay can sample by these `[N, windows]`."""
   valid = np.isfinite(priorities) & (priorities >= 0)
   if not valid.all():
     row = np.flatnonzero(~valid.all(axis=1))[0]

@@ -30,8 +30,8 @@ class Config(model_lib.Config):
     target_rate: weight of the learned parameters when they are averaged into
       the target network (tau); 1 copies them. For Polyak averages, set
       `target_period` to 1 and this to, for example, 0.005.
-    replayed: whether it learns from a replay. If not, it learns from each
-      unroll once, with shorter returns at the last `n_step - 1` steps.
+    replayed: whether the agent learns from a replay. If not, it learns from
+      each unroll once, with shorter returns at the last `n_step - 1` steps.
   """
 
   n_step: int = types.setting(3, low=1, high=2**16)
@@ -41,7 +41,7 @@ class Config(model_lib.Config):
 
   @property
   def windows(self) -> "Windows":
-    """The windows that it learns from, with one return each."""
+    """The windows that the agent learns from, with one return each."""
     if not self.replayed:
       return Windows(transitions=None, n_step=self.n_step)
     return Windows(

@@ -232,7 +232,7 @@ def _on_cluster(
     )
   resumes = bool(work.files.resume)
   with _open(work.files, work.record) as run_dir:
-    pass  # `_open` makes and checks it; the learner locks it where it runs.
+    pass  # Makes and checks the directory; the learner locks it where it runs.
   there = functools.partial(_run_there, work)
   return elsewhere.run(there, launching, run_dir, resumes, stop, ending)
 

@@ -39,7 +39,7 @@ class Node:
 
 
 def share_cores(processes: int) -> None:
-  """Limits XLA's threads to a share of the CPU cores, among `processes`.
+  """Limits XLA's threads so that several processes share the CPU cores.
 
   Without a limit, the threads of several processes slow each other down. Call
   it before JAX computes anything; PJRT_NPROC in the environment overrides it.

@@ -177,7 +177,7 @@ class Replayed(experience.Experience):
     self._ratio.learned(env_steps, batches)
 
   def example(self, shares: Sequence[types.Share]) -> experience.Batch:
-    """Returns a batch to compile with, without an effect on later ones.
+    """Returns a batch to compile with; later batches do not depend on it.
 
     The first call allocates the replays.
     """

@@ -44,7 +44,7 @@ class Shared:
     rng_key: jax.Array,
     batch: types.Tree,
   ) -> None:
-    """Computes gradients with a worker's state, and applies them to the newest.
+    """Computes a worker's gradients, and applies them to the newest state.
 
     Args:
       state: state that `newest` returned.

@@ -19,7 +19,7 @@ from seedx.runtime import hosts as hosts_lib
 
 
 class Inputs(NamedTuple):
-  """The `updates.Inputs` over the cores of all hosts, with hosts' reports.
+  """The `updates.Inputs` over the cores of all hosts, and the hosts' reports.
 
   Attributes:
     reports: `[cores, ...]`, each host's report at its first core, and zeros at

@@ -235,7 +235,7 @@ _OVERDUE = 3
 class _Rounds:
   """Rounds of episodes; any thread may use them.
 
-  In a round, every environment that takes part ends an episode, and all of them
+  In a round, every reported environment ends an episode, and all of them
   together end at least `_ROUND_EPISODES`.
   """
 
@@ -284,7 +284,7 @@ class _Rounds:
       return since if since > self._took_steps else 0
 
   def join(self, environments: int) -> None:
-    """Adds a number of environments."""
+    """Adds this number of reported environments."""
     with self._lock:
       self._envs += environments
       self._never += environments

@@ -35,7 +35,7 @@ class Replay(Protocol):
 
   @property
   def num_bytes(self) -> int:
-    """The approximate bytes in a checkpoint; 0 before they are known."""
+    """Approximate number of bytes in a checkpoint; 0 before it is known."""
 
   def paused(self) -> contextlib.AbstractContextManager[None]:
     """Holds the replays and all parts still, so that they are consistent."""

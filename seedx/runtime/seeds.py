@@ -13,7 +13,7 @@ _SEEDS_OF_PART = 2**20
 
 
 class Seeds:
-  """Environment seeds that are each handed out once; any thread may take them.
+  """Seeds of environments, each handed out once; any thread may take them.
 
   Attributes:
     taken: number of seeds handed out.
@@ -64,7 +64,7 @@ class Seeds:
 
 def evaluation_seed(seed: int, number: int) -> int:
   """Returns the evaluation seed of index `number` of a run with `seed`."""
-  # Further environments of the evaluation have the following seeds.
+  # The evaluation's other environments have the seeds that follow.
   place = (_place(seed) + number) % (_NUM_SEEDS - _MAX_ENVS)
   return _NUM_SEEDS + place
 

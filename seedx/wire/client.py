@@ -360,7 +360,7 @@ class Client:
     return stream
 
   def _failure(self, error: grpc.RpcError) -> calls.WireError:
-    """Returns a call's error, which is CANCELLED only if the work is over.
+    """Returns a call's error; CANCELLED only if the server's work is over.
 
     A CANCELLED without a reason, `name: message`, is ambiguous: gRPC sends it
     for silent calls, and for calls that were idle when the server stopped.

@@ -63,7 +63,7 @@ class Listener:
   def wait(self, digits: str, max_bytes: int) -> pipe_lib.Pipe | None:
     """Waits for the client with a secret; returns None if it does not come.
 
-    `expect` has returned the `digits` of the secret. A message from the client
+    `digits` are the secret as `expect` returned it. A message from the client
     may have up to `max_bytes`.
     """
     secret = bytes.fromhex(digits)

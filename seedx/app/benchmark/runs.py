@@ -14,7 +14,7 @@ from seedx.app.benchmark.figures import Figure
 from seedx.app.studies import trials
 from seedx.metrics import cpu_time
 
-# Time to measure each part alone, as a share of the time of a run.
+# Time to measure each part alone, as a fraction of the time of a run.
 _PART = 0.25
 # A figure and its limit: if processes outside the benchmark keep more cores
 # busy, a run cannot be compared with a bound, and `_RATIOS` are left out.

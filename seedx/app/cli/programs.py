@@ -365,9 +365,10 @@ def _verdict(env_id: str, last: Mapping[str, Any]) -> str:
   over = f"the last {latest} episodes" if latest > 1 else "the first episode"
   reached = (
     f"{env_id}: mean return of {over} {mean:.1f} after"
-    f" {last['env_steps']:,} env steps and {last['wall_seconds']:.0f} s,"
-    f" {last['compile_seconds']:.0f} of them compiling"
+    f" {last['env_steps']:,} env steps"
     f" ({last['env_steps'] / max(last['wall_seconds'], 1e-9):,.0f} a second)"
+    f" in {last['wall_seconds']:.0f} s, of which JAX compiled for"
+    f" {last['compile_seconds']:.0f} s"
   )
   spec = gymnasium.registry.get(env_id)
   if spec is None or spec.reward_threshold is None:

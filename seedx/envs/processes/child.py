@@ -133,7 +133,7 @@ class Child:
       raise types.ConfigError(self.garbage(error)) from error
 
   def has_died(self) -> bool:
-    """Whether the process has ended, for any reason."""
+    """Returns whether the process has ended, for any reason."""
     return self._popen.poll() is not None
 
   def garbage(self, error: Exception) -> str:

@@ -288,7 +288,7 @@ class Program:
   def _share(
     self, state: State, clock: Clock, unroll: types.Unroll
   ) -> types.Share:
-    """Returns an unroll with initial priorities, if the replay has any."""
+    """Returns an unroll as a share, with priorities if the replay has any."""
     env = np.arange(self._num_envs, dtype=np.int32)
     number = jnp.int32(clock.time) // self.period
     share = types.Share(unroll, origin=self.agent.needs.origin(env, number))

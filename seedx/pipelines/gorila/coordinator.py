@@ -74,14 +74,14 @@ class Config(process.ServerConfig):
     )
 
   def with_sockets(self, folder: str) -> Self:
-    """Returns the config with sockets in a folder as its missing addresses."""
+    """Returns the config with sockets in a folder for missing addresses."""
     sockets = (f"unix:{folder}/server-{k}" for k in range(self.num_servers))
     addresses = self.server_addresses or tuple(sockets)
     config = super().with_sockets(folder)
     return dataclasses.replace(config, server_addresses=addresses)
 
   def nodes(self) -> list[nodes_lib.Node]:
-    """Returns the parameter servers, and the workers, which connect to all."""
+    """Returns nodes of the parameter servers, and of the workers."""
     addresses = self.server_addresses or ("",) * self.num_servers
     work = work_lib.Work(
       address=self.address,
