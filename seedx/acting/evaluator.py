@@ -126,7 +126,7 @@ class Evaluator:
           if not counts.missing() or (stop and stop.is_set()):
             break
       seed += len(left)
-      left = counts.left  # Environments with a cut episode may have some left.
+      left = counts.left  # Those with a cut episode may have more to play.
       if not config.per_row:
         left = _divided(left.sum(), config.num_envs)
     return counts.played()

@@ -93,7 +93,7 @@ class Config(dqn.Config):
 
   @property
   def windows(self) -> windows_lib.Windows:
-    """The sequences that it learns from."""
+    """The sequences that the agent learns from."""
     return windows_lib.Windows(
       transitions=self.sequence_length,
       n_step=self.n_step,

@@ -26,7 +26,7 @@ from seedx.app.runs import run_dirs, statistics
 Groups = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-# Share of the longest run's env steps below which a run has ended early.
+# Fraction of the longest run's env steps below which a run has ended early.
 _EARLY = 0.95
 
 

@@ -14,7 +14,7 @@ class Trace:
   JAX's profiler writes it to `RUN_DIR/profile/plugins/profile/TIME/`. XProf
   opens `RUN_DIR/profile` (`pip install xprof`, `xprof RUN_DIR/profile`);
   Perfetto opens the file `*.trace.json.gz` in it. Host threads have spans with
-  these names: `receive` checks and counts a message, `act` starts an inference
+  these names: `receive` checks and counts messages, `act` starts an inference
   step, `reply` waits for its actions and hands them out, `collect` copies
   finished unrolls, `learn` starts an update and waits for the previous one.
   """

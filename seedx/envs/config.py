@@ -92,12 +92,12 @@ class Config:
 
 
 def is_own(config: Config) -> bool:
-  """Whether the user's factory makes the environment, in another process."""
+  """Returns whether the user's factory makes the environment."""
   return ":" in config.env and not is_functional(config)
 
 
 def is_functional(config: Config) -> bool:
-  """Whether the environment consists of JAX functions, see `functional`."""
+  """Returns whether the environment consists of JAX functions."""
   return config.env.startswith((SEEDX_PREFIX, JAX_PREFIX))
 
 
@@ -138,7 +138,7 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _are_plain(options: Any) -> bool:
-  """Whether an environment's options name neither code nor files."""
+  """Returns whether an environment's options name no code and no files."""
   return isinstance(options, Mapping) and all(
     _is_plain(name, value) for name, value in options.items()
   )
@@ -155,7 +155,7 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def returns_are_sums(config: Config) -> bool:
-  """Whether `types.Rows.episode_return` is the sum of an episode's rewards.
+  """Returns whether `types.Rows.episode_return` is the sum of the rewards.
 
   It is not if EnvPool's Atari clips rewards, or ends an episode with each life.
   """

@@ -114,7 +114,7 @@ def environment_spec(
 
 
 def is_atari(pool_spec: Any) -> bool:
-  """Whether a game is Atari's: its `info` has raw rewards and ends of games."""
+  """Returns whether a game is Atari's; `info` has raw rewards and game ends."""
   return type(pool_spec).__name__ == "AtariEnvSpec"
 
 

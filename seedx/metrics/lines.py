@@ -32,7 +32,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   with files.Folder(path.parent).open(path.name) as file:
     for text in _complete_lines(file):
       try:
-        # A killed run may leave half a line, which the resumed run continues.
+        # A killed run may leave half a line, to which a resumed run appends.
         line = json.loads("{" + text.rpartition("{")[2])
       except (ValueError, RecursionError):
         continue
@@ -49,7 +49,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
-  """Whether a value is a number that can be plotted: finite, and not a bool."""
+  """Returns whether a value is a finite number, and not a bool."""
   is_real = isinstance(value, int | float) and not isinstance(value, bool)
   return is_real and abs(value) < _MAX_NUMBER
 

@@ -187,7 +187,7 @@ class Torso(nn.Module):
 
 
 def is_image(spec: dm_env.specs.Array) -> bool:
-  """Whether a spec describes an image, uint8 of `[C, H, W]`."""
+  """Returns whether a spec describes an image, uint8 of `[C, H, W]`."""
   return spec.dtype == np.uint8 and len(spec.shape) == 3
 
 

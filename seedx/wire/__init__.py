@@ -65,7 +65,7 @@ little-endian::
     16            the columns, in the order of the handshake
 
 A column is an array `[rows, *shape]`, or `[*shape]` if it is `once`, contiguous
-in C order (the last index runs fastest). Each column, also the last, is
+in C order (the last index runs fastest). Each column, including the last, is
 followed by 0 to 7 zero bytes, so that its size is a multiple of 8. For the
 handshake above, 3 rows have 16 + 8 (4 and 4 of padding) + 16 (12 and 4) + 24
 (18 and 6) = 64 bytes. A reply need not have as many rows as its request.

@@ -59,7 +59,8 @@ _MINIMUM_MINUTES = 4.0
 _MAXIMUM_GROWTH = {"memory": 1.05, "threads": 20.0, "files": 20.0}
 # Maximum time until the rate recovers from a fault of one process.
 _ACTOR_SECONDS = 5.0
-# The same for a fault of the whole run, as a multiple of the cold start.
+# Maximum time until the rate recovers from a fault of the whole run, as a
+# multiple of the cold start.
 _COLD_STARTS = 1.5
 
 

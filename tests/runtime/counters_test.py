@@ -259,7 +259,7 @@ def test_the_quarter_of_environments_that_explores_least_is_reported():
 
 
 def test_an_environment_that_joins_again_has_ended_no_episode():
-  """The first episode of each new environment is waited for."""
+  """A mean return must wait for the first episode of each new environment."""
   acted = counters.Acted()
   environments = acted.environments(np.array([True, True]))
   both = np.array([0, 1])

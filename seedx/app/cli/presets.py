@@ -16,7 +16,8 @@ C = TypeVar("C")
 KINDS = ("auto", "none", "images", "continuous")
 Kind = Literal["auto", "none", "images", "continuous"]
 Games = Literal["Atari", "MinAtar"]
-# Methods of agents' configs that return values for the purpose of a preset.
+# By the purpose of a preset: the method of agents' configs that returns a copy
+# with their own values for it.
 _METHODS = {
   "Atari": "for_images",
   "MinAtar": "for_minatar",

@@ -18,14 +18,14 @@ from seedx.app.studies import trials as trials_lib
 from seedx.launch import config as launch_config
 from seedx.launch import ray_cluster
 
-# ASHA first compares trials after this share of their env steps, then after
-# three times as many. The best third continues each time.
+# ASHA first compares trials after this fraction of their env steps, then after
+# three times as many, and so on. The best third continues each time.
 _FIRST_SHARE = 1 / 9
 _REDUCTION = 3
 # Value that stands for a missing return, since ASHA cannot rank infinities.
 _NO_RETURN = -1e30
 _PROGRESS_SECONDS = 30.0
-# Share of a GPU's memory that is divided among the trials on it.
+# Fraction of a GPU's memory that is divided among the trials on it.
 _MEMORY_SHARE = 0.9
 _SETTINGS = {
   # Trials write their own files, and their options may name relative paths.

@@ -5,7 +5,7 @@ https://arxiv.org/abs/1903.03176. Observations are `[4, 10, 10]` uint8, 0 or 1,
 with a channel for each kind of object. The actions are those of all MinAtar
 games: nothing, left, up, right, down and fire. With `minimal_actions`, only
 those with an effect in the game exist. With probability `sticky`, a step
-repeats the episode's last action instead; at the first step, it does nothing.
+repeats the episode's last action instead; the first step then does nothing.
 """
 
 from typing import NamedTuple
