@@ -17,7 +17,7 @@ _SIZE = 1024
 
 
 def of_learning(words: str, seconds: float) -> float:
-  """Returns the share of learning's time for matrix products at full speed."""
+  """Returns the share of learning's time that products need at full speed."""
   config = work.config_of(words, "CartPole-v1")
   sizes = work.sizes_of(config)
   learner, calls = work.learning_functions(config, sizes), 0
