@@ -10,8 +10,8 @@
 #
 # Any Gymnasium `Env` or `dm_env.Environment` works. seedx needs the name of a
 # function that makes one, `module:function`, in a module of the current
-# directory or an installed one. For each environment it calls the function
-# once, with a seed of its own, in one of its child processes.
+# directory or an installed one. seedx calls the function once for each
+# environment, with that environment's seed, in a child process.
 #
 # This environment is a grid with a robot in one cell, a treasure in another,
 # and a wall with a single gap between them. Reaching the treasure is a
@@ -102,9 +102,9 @@ print(f"found the treasure in {np.mean(np.array(returns) > 0):.0%} of episodes")
 #   --reward-scale 1 --num-envs 32 --total-steps 80000 --run-dir runs/treasure
 
 # %% [markdown]
-# The other programs accept it, too: here is an episode, frame by frame. The
-# run's directory might be from another person; `--trust` permits it to name
-# your code.
+# The other programs of seedx accept this environment, too: here is an episode,
+# frame by frame. The run's directory might be from another person, so the code
+# that it names is run only with `--trust`.
 
 # %%
 # !{sys.executable} -m seedx evaluate runs/treasure --trust --seed 2 --video treasure.gif
@@ -123,10 +123,10 @@ with Image.open("treasure.gif") as film:
 plt.show()
 
 # %% [markdown]
-# (If the function has an argument `render_mode`, it is `"rgb_array"` when
-# frames are needed.) In Python, `app.load` returns the policy of a run, which
-# acts for any number of environments at a time. Here are its actions in every
-# cell of three grids:
+# (If the function has an argument `render_mode`, seedx passes `"rgb_array"`
+# when it needs frames.) In Python, `app.load` returns the policy of a run,
+# which acts for any number of environments at a time. Here are the policy's
+# actions in every cell of three grids:
 
 # %%
 import dm_env
@@ -169,7 +169,7 @@ for ax, (gap, treasure) in zip(
 plt.show()
 
 # %% [markdown]
-# If an environment has an error, one line has the expected and the actual
+# If an environment has an error, one line shows the expected and the actual
 # value:
 
 # %% writes="my_mistake.py"
@@ -417,7 +417,7 @@ for core in (None, GRU(), Transformer()):
 # with their advantage ([Peng et al. 2019](https://arxiv.org/abs/1910.00177)).
 # An agent is a config with a method `make`: this one adds the setting `beta` to
 # those of every actor-critic, and `policy_gradient.make` makes the rest of the
-# agent. A pipeline needs nothing else.
+# agent. Pipelines need nothing else.
 
 # %% writes="my_loss.py"
 """Advantage-weighted imitation, as a loss and as an agent."""
@@ -520,17 +520,17 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Every field of the config, at any depth, is an option if its value can be
-# written on a command line: `beta` is one. Its help is the sentence of the
-# docstring.
+# written on a command line: `beta` is one. Its help is the sentence about it in
+# the docstring.
 
 # %%
 # !{sys.executable} imitate.py --help | grep -A 1 -e --beta
 
 # %% [markdown]
-# Its runs can be resumed, plotted, exported and evaluated like those of seedx's
-# own experiments. (The most likely action is not always the best: a greedy
-# policy that is still partly random may walk in circles. With `--no-greedy` it
-# acts as in training.)
+# The runs of this program can be resumed, plotted, exported and evaluated like
+# those of seedx's own experiments. (The most likely action is not always the
+# best: a greedy policy that is still partly random may walk in circles. With
+# `--no-greedy` it acts as in training.)
 
 # %%
 # !{sys.executable} -m seedx evaluate runs/imitate --trust --no-greedy --episodes 20
@@ -579,7 +579,8 @@ fig.legend(loc="outside lower center", ncols=4, handlelength=3)
 plt.show()
 
 # %% [markdown]
-# One seed each shows that all of them learn, not which is better: `--seed` and
-# `python -m seedx plot` serve to compare them. `seedx.envs.Config` describes
-# environments with dicts, action masks and images. `seedx.agents.base.Agent`
-# describes the contract between agents and pipelines.
+# These runs have one seed each, so they show that all four learn, but not which
+# is best. To compare them, train with several values of `--seed`, and use
+# `python -m seedx plot`. `seedx.envs.Config` describes environments with dicts,
+# action masks and images. `seedx.agents.base.Agent` describes the contract
+# between agents and pipelines.

@@ -4,10 +4,10 @@
   python -m colab.build losses quickstart
 
 `<name>.py` is the source of `<name>.ipynb`, in Jupytext's percent format; a
-cell with the metadata `writes="FILE"` becomes one that writes that file. Every
+cell with the metadata `writes="FILE"` becomes a cell that writes FILE. Every
 notebook gets a badge that opens it in Colab, and a cell that installs seedx if
-it is missing. It runs from top to bottom in an empty directory, and differences
-between builds that have no cause in the source are removed.
+it is missing. Notebooks run from top to bottom in an empty directory. They have
+no random ids, no times of cells and no paths of the machine.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
 # A notebook is not a terminal: progress is printed as rows of a table.
 os.environ["TERM"] = "dumb"
 """
-# The file with the source of a cell, which appears in warnings.
+# The path of a cell's source in warnings.
 _CELL = re.compile(r"\S+/ipykernel_\d+/\d+\.py")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -106,7 +106,7 @@ def notebook(name: str) -> nbformat.NotebookNode:
     cell.metadata = {}
     cells.append(cell)
   for i, cell in enumerate(cells):
-    # A hash of its text: a new cell does not change the ids of the others.
+    # Hashes the cell's text, so that a new cell does not change other ids.
     twins = sum(other.source == cell.source for other in cells[:i])
     text = f"{cell.source}{twins or ''}"
     cell.id = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -129,7 +129,7 @@ def execute(
   """Runs a notebook with this Python and this repository's code.
 
   Args:
-    built: notebook, which gets the outputs.
+    built: notebook to run, which receives the outputs.
     directory: empty directory in which it runs.
     timeout_seconds: longest time of a cell.
 
@@ -162,7 +162,7 @@ def execute(
       _check(cell)
       cell.metadata = {}
       cell.outputs = _tidied(cell.outputs, directory)
-  # The client writes the version of this Python.
+  # Drops the version of Python that the client wrote.
   built.metadata.language_info = {"name": "python"}
 
 
@@ -185,7 +185,7 @@ def _manager(directory: pathlib.Path) -> jupyter_client.AsyncKernelManager:
 
 
 def _environment(directory: str) -> dict[str, str]:
-  """Returns the kernel's environment variables; `python` is this one."""
+  """Returns the kernel's environment variables; `python` is this Python."""
   environment = {
     key: value
     for key, value in os.environ.items()

@@ -41,10 +41,10 @@ plt.rcParams.update(
 # %% [markdown]
 # ## Streams, and the episodes in them
 #
-# A time step is `dm_env`'s: `reward` and `discount` arrived *with* it. The
-# discount is 0 where an episode **terminates**, because nothing follows, and
-# keeps its value where it is **truncated**, because something would have
-# followed.
+# A time step is a `dm_env.TimeStep`: its `reward` and `discount` arrived *with*
+# its observation. The discount is 0 where an episode **terminates**, because
+# nothing follows, and keeps its value where it is **truncated**, because
+# something would have followed.
 #
 # A stream contains several episodes. The transition from the LAST step of one
 # to the FIRST step of the next episode is not experience: no action caused it.
@@ -80,8 +80,9 @@ for name, discount in {
 # %% [markdown]
 # Below, V is 8 in the first episode and 2 in the second. If the first episode
 # is truncated, its last step is worth 1 + 0.9 * 8 = 8.2; if it terminates, 1.
-# Without the cut, its return would reach into the second episode. The circle
-# marks the transition that is not experience: its weight is 0.
+# If nothing cut the stream between the episodes, the return of that step would
+# reach into the second one. The circle marks the transition that is not
+# experience: its weight is 0.
 
 # %%
 uncut = rlax.lambda_returns(reward[1:], truncated[1:], values[1:], 1.0)
@@ -101,7 +102,8 @@ ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %% [markdown]
-# So a loss of the whole stream equals the losses of its halves, computed apart:
+# So the loss of a step is the same, whether it is computed in the whole stream
+# or in one of the halves:
 
 
 # %%
@@ -122,9 +124,10 @@ print("halves:", first.value, second.value)
 # ## n-step and lambda-returns
 #
 # How far does one reward reach? Here the only reward is at step 30 of 40, and V
-# is 0 everywhere. An n-step return contains it n steps before, and not earlier.
-# A lambda-return is the exponentially weighted mean of all n-step returns, in
-# which the reward fades. With lambda 1 it is the longest return of the stream.
+# is 0 everywhere. An n-step return contains the reward if it is at most n steps
+# ahead. A lambda-return is the exponentially weighted mean of all n-step
+# returns, in which the reward fades with its distance. With lambda 1 it is the
+# longest return of the stream.
 
 # %%
 T = 40
@@ -213,13 +216,14 @@ print(f"least error at lambda {grid[np.argmin(bias + variance)]:.1f}")
 # pi), while clipping the trace at 1 decides how fast it is learned, and keeps
 # the products small.
 #
-# An example: one state and two actions, one of which has reward 1. mu takes it
-# half of the time, pi with the probability on the horizontal axis. Streams have
-# 20 steps, then bootstrap. The targets v are constants in the loss, so that the
-# gradient of the value loss with respect to V is V - v; `jax.grad` thus returns
-# the targets. V is set to the mean of its targets until it converges. The left
-# panel shows the V that is learned, the right one the standard deviation of a
-# target between streams.
+# An example: one state and two actions, one of which has reward 1. mu takes
+# this action half of the time, pi with the probability on the horizontal axis.
+# Streams have 20 steps, and bootstrap from V after the last one. The targets v
+# are constants in the loss, so that the gradient of the value loss with respect
+# to V is V - v; `jax.grad` thus returns the targets. V is set to the mean of
+# its targets again and again, until it converges. The left panel shows the V
+# that is learned, the right one the standard deviation of a target between
+# streams.
 
 # %%
 LENGTH, GAMMA, SAMPLES = 20, 0.9, 2048
@@ -303,9 +307,10 @@ plt.show()
 
 # %% [markdown]
 # Without clipping, targets are right on average, but vary so much that 2,048
-# streams do not suffice if the policies differ much. Clipping only the trace
-# learns the value of pi. Clipping rho as well learns a value between the two:
-# the price of V-trace's low variance is a bias towards mu.
+# streams do not suffice if the policies differ much. If only the trace is
+# clipped, V becomes the value of pi. If rho is clipped as well, V becomes a
+# value between those of mu and pi: the price of V-trace's low variance is a
+# bias towards mu.
 #
 # If pi equals mu, nothing is clipped, and V-trace is the plain n-step return:
 
@@ -320,11 +325,11 @@ print("largest difference:", np.abs(on_policy.value - plain.value).max())
 #
 # PPO ([Schulman et al. 2017](https://arxiv.org/abs/1707.06347)) takes many
 # steps on the same batch. It forbids no step, but removes the incentive for
-# large ones. If the action was better than expected (A > 0), a higher ratio
-# reduces the loss up to 1 + epsilon; if it was worse, a lower ratio does so
-# down to 1 - epsilon. Beyond these limits, the gradient is 0, but only in the
-# direction that would reduce the loss: a ratio on the wrong side is always
-# pulled back.
+# large ones. If the action was better than expected (A > 0), raising the ratio
+# reduces the loss until the ratio is 1 + epsilon; if it was worse, lowering the
+# ratio does so, until it is 1 - epsilon. Beyond these limits, the gradient is
+# 0, but only in the direction that would reduce the loss: a ratio on the wrong
+# side is always pulled back.
 
 # %%
 ratios = jnp.linspace(0.4, 1.6, 120)
@@ -370,8 +375,8 @@ plt.show()
 # 2016](https://arxiv.org/abs/1509.06461)) Q chooses and Q' evaluates, and their
 # errors do not add up.
 #
-# **n steps.** A corridor with a reward at its end, before anything is learned:
-# with n steps, one update changes the values of n of its steps.
+# **n steps.** A corridor has a reward at its end, and nothing has been learned
+# yet: one update with n-step targets changes the values of the last n steps.
 
 # %%
 pair = (jnp.array([FIRST, MID]), jnp.zeros(2), jnp.ones(2))
@@ -474,8 +479,8 @@ plt.show()
 #
 # Nothing above used batches. `jax.vmap` adds the batch axis, here after time as
 # in the pipelines, `jax.grad` differentiates the weighted mean of all steps,
-# and `jax.jit` compiles it. Only this mean turns per-step losses into a number:
-# `losses.mean_share` divides by the weights of all cores.
+# and `jax.jit` compiles the result. Only this mean turns per-step losses into a
+# number: `losses.mean_share` divides by the weights of all cores.
 
 # %%
 import time

@@ -120,5 +120,5 @@ plt.show()
 # %% [markdown]
 # Each training computes what it would compute alone: seed 3 of ten is the run
 # of `--seed 3`, up to rounding. An accelerator has room for more trainings; on
-# two CPU cores, 16 trainings cost 12 times one. To search over many settings,
-# `python -m seedx sweep` accepts any experiment.
+# two CPU cores, 16 trainings cost 12 times as much as one. To search over many
+# settings, `python -m seedx sweep` accepts any experiment.

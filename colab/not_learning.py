@@ -48,7 +48,7 @@ def in_lock_step(**values):
 train("healthy", in_lock_step())
 
 # %% [markdown]
-# Then three runs with one wrong number each.
+# Next come three runs, each with one wrong number.
 
 # %%
 train("learning rate 0.1", in_lock_step(learning_rate=0.1))
@@ -211,9 +211,9 @@ table(["A2C on old data", "A2C on new data"])
 # %% [markdown]
 # With actors, experience is always a little old. V-trace, the default of IMPALA
 # and SEED, corrects for this: it reduces the weight of actions that have become
-# unlikely. Its `effective_sample_size` is the share of a batch that remains. At
-# an age of more than 30 updates this share is small, and V-trace may fail as
-# A2C does.
+# unlikely. Its `effective_sample_size` is the share of a batch that remains. If
+# experience is more than 30 updates old, this share is small, and V-trace may
+# fail as A2C does.
 #
 # ## In this order
 #
@@ -221,8 +221,8 @@ table(["A2C on old data", "A2C on new data"])
 # 2. `policy_lag` above 5 without a replay: correct the architecture first.
 # 3. `gradient_norm` and `explained_variance`: set `--reward-scale` so that
 #    scaled returns are near 1 to 10.
-# 4. `entropy` soon 0: less `--learning-rate`, more `--entropy-cost`. Long at its
-#    initial value: less `--entropy-cost`, more `--learning-rate`.
+# 4. `entropy` is soon 0: less `--learning-rate`, more `--entropy-cost`. It
+#    stays at its initial value: less `--entropy-cost`, more `--learning-rate`.
 # 5. `approx_kl` above 0.05: less `--learning-rate`, fewer `--epochs`.
 # 6. Change one setting, run three seeds, and compare with the healthy run.
 #

@@ -243,8 +243,8 @@ plt.show()
 # `wire_bytes` counts all bytes on the network. The *lag* is the number of
 # updates between the parameters that acted and those that learned. For Gorila,
 # whose workers learn by themselves, it is the number of updates by others while
-# a gradient was computed. For Ape-X, most of it is the time that experience
-# spends in the replay.
+# a gradient was computed. For Ape-X, most of the lag arises while experience is
+# in the replay.
 
 # %%
 import jax
@@ -306,11 +306,12 @@ print(f"an observation: {4 * spec.observation.shape[0]} bytes")
 # They show what depends only on the architecture: the traffic, the age of
 # experience, and that every pipeline learns with the same agents.
 #
-# They do not show which pipeline is better. There is one seed each, on a
-# problem of four numbers, on one small machine whose cores all processes share,
-# and the runs are far too short. V-trace takes one step on each batch and PPO
-# many, so PPO improves more per env step here; DQN had fewer env steps, and
-# learned from each four times. `python -m seedx compare` runs experiments to
-# the end, with several seeds and their presets; `docs/results.md` has its
-# table. And one machine cannot show what each pipeline was made for: hundreds
-# of actors, or an accelerator that needs large batches.
+# They do not show which pipeline is better. Each pipeline ran with one seed, on
+# a problem whose observations are four numbers, on one small machine whose
+# cores all processes share, and the runs are far too short. V-trace takes one
+# step on each batch and PPO many, so PPO improves more per env step here; DQN
+# had fewer env steps, and learned from each four times. `python -m seedx
+# compare` runs experiments to the end, with several seeds and their presets;
+# `docs/results.md` has its table. And one machine cannot show what each
+# pipeline was made for: hundreds of actors, or an accelerator that needs large
+# batches.

@@ -153,9 +153,9 @@ print("takes observations", takes["timestep"]["observation"])
 print("gives actions", takes["action"])
 
 # %% [markdown]
-# The function takes a batch of time steps and its memory, and returns actions
-# and the next memory. Here it plays eight CartPoles of Gymnasium, without
-# seedx.
+# The function takes a batch of time steps and the policy's memory, and returns
+# actions and the next memory. Here it plays eight CartPoles of Gymnasium,
+# without seedx.
 
 # %%
 import gymnasium
