@@ -1,4 +1,4 @@
-"""Trains DQN with environment, replay and learning as one program (Anakin).
+"""Trains DQN with environment, replay and learning in one program (Anakin).
 
   python -m experiments.anakin_dqn --env seedx:CartPole-v1
   python -m experiments.anakin_dqn --agent rainbow

@@ -1,4 +1,4 @@
-"""Trains PPO with environment, acting and learning as one program (Anakin).
+"""Trains PPO with environment, acting and learning in one program (Anakin).
 
   python -m experiments.anakin_ppo --env seedx:CartPole-v1
   python -m experiments.anakin_ppo --num-seeds 10
@@ -14,7 +14,7 @@ from seedx.agents import a2c, ppo, vtrace
 from seedx.learning import learner
 from seedx.pipelines import anakin
 
-# A quarter of the optimizer steps in `ppo`, since environments wait for them.
+# A quarter of `ppo`'s optimizer steps, since environments wait for updates.
 _PPO = ppo.Config(epochs=4, minibatches=4)
 
 EXPERIMENT = app.Experiment(
@@ -29,7 +29,7 @@ EXPERIMENT = app.Experiment(
   ),
   images=app.preset(games="MinAtar", total_steps=10_000_000, unroll_length=128),
   agents={"ppo": _PPO, "a2c": a2c.Config(), "vtrace": vtrace.Config()},
-  # PPO's own values for continuous actions differ, so these are set again.
+  # PPO's own values for continuous actions differ, so these replace them.
   by_agent={"ppo": app.preset(epochs=4, minibatches=4)},
 )
 

@@ -1,4 +1,4 @@
-"""Trains an agent in the pipeline IMPALA: actors with a copy of the parameters.
+"""Trains an agent in the pipeline IMPALA; actors have copies of its parameters.
 
   python -m experiments.impala --env CartPole-v1
 

@@ -1,4 +1,4 @@
-"""Trains R2D2 in the pipeline Ape-X: a prioritized replay of sequences.
+"""Trains R2D2 in the pipeline Ape-X, with a prioritized replay of sequences.
 
   python -m experiments.r2d2 --env CartPole-v1 \
     --observation-transform seedx.envs.transforms:hide_velocities

@@ -2,7 +2,7 @@
 
   python -m experiments.figures.dark experiments/figures/pipelines_cartpole.png
 
-It inverts lightness and keeps hue, so that a colour has one meaning in both.
+It inverts lightness and keeps hue, so that a colour means the same in both.
 """
 
 import pathlib
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def turned(image: np.ndarray) -> np.ndarray:
-  """Converts colours, `[..., 3]` from 0 to 1, from a white to a dark page."""
+  """Adapts colours of a white page to a dark one; `[..., 3]` from 0 to 1."""
   high, low = image.max(-1, keepdims=True), image.min(-1, keepdims=True)
   lightness = (high + low) / 2
   hue = colors.rgb_to_hsv(image)[..., :1]
@@ -40,7 +40,7 @@ def turned(image: np.ndarray) -> np.ndarray:
   span = 1 - np.abs(2 * lightness - 1)
   saturation = (high - low) / np.where(span > 0, span, 1)
   new_lightness = _BACKGROUND + (1 - lightness) * (_TEXT - _BACKGROUND)
-  # Full colours are those of curves, and stay light; pale bands become dark.
+  # Full colours belong to curves and stay light; pale bands become dark.
   is_curve = np.clip((high - low - 0.2) / 0.1, 0, 1)
   new_lightness = np.maximum(new_lightness, _CURVE * is_curve)
   chroma = (1 - np.abs(2 * new_lightness - 1)) * saturation

@@ -2,7 +2,7 @@
 
   python -m experiments.figures.stored_state
 
-This trains R2D2 on CartPole with hidden velocities, in one process. Sequences
+It trains R2D2 on CartPole with hidden velocities, in one process. Sequences
 begin with the stored state of the LSTM or with zeros, with and without burn-in.
 Runs that already exist are not trained again.
 
@@ -14,7 +14,7 @@ The picture shows returns and the Q-value discrepancy of Kapturowski et al.
 where q(true) is computed from the start of the episode, and the maximum is over
 the actions and steps of the sequence. The measurement uses the final parameters
 of a run and all sequences in its replay, each up to the end of the episode in
-which it began. Parameters of any age have made the stored states.
+which it began. Older parameters of different ages computed the stored states.
 """
 
 import dataclasses
@@ -38,7 +38,8 @@ from seedx.app.runs import checkpointer
 from seedx.learning import learner
 from seedx.pipelines import sync
 
-# Whether sequences begin with the stored state, and the length of the burn-in.
+# Kinds of runs: whether sequences begin with the stored state, and the length
+# of the burn-in.
 _ARMS = {
   "stored state, burn-in 20": (True, 20),
   "stored state": (True, 0),
@@ -160,7 +161,7 @@ def discrepancy(
   replayed = q_values(unrolls.inputs, start)  # [L, num_envs * K, A]
 
   def in_order(x: jax.Array) -> jax.Array:
-    """Returns each step once, `[K * period, num_envs, ...]`."""
+    """Returns all steps in order, each once: `[K * period, num_envs, ...]`."""
     steps = x[:period].reshape(period, -1, num_envs, *x.shape[2:])
     return jnp.swapaxes(steps, 0, 1).reshape(-1, num_envs, *x.shape[2:])
 
