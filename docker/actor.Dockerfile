@@ -1,9 +1,9 @@
-# A thin actor of `seed`: no JAX. Build it in the repository:
+# A thin actor of `seed`, without JAX. Build it in the repository:
 #   docker build -f docker/actor.Dockerfile .
 # and start it with the learner's HOST:PORT.
 FROM python:3.12-slim
 WORKDIR /seedx
-# Requirements change less often than the code: their layer stays.
+# The layer of the requirements stays when the code changes.
 COPY requirements-actor.txt constraints.txt ./
 RUN pip install --no-cache-dir -c constraints.txt -r requirements-actor.txt
 COPY . .

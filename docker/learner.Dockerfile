@@ -5,7 +5,7 @@
 FROM python:3.12-slim
 ARG EXTRA=
 WORKDIR /seedx
-# What setup.py reads; the layer of its requirements stays when code changes.
+# Files that setup.py reads. Its requirements' layer stays when the code changes.
 COPY setup.py README.md constraints.txt ./
 COPY seedx/__init__.py seedx/__init__.py
 COPY experiments/__init__.py experiments/__init__.py

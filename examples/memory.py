@@ -1,4 +1,4 @@
-"""PPO with a custom memory, a GRU or a transformer, on a memory task.
+"""Trains PPO on a memory task; its memory is a custom GRU or transformer.
 
   python examples/memory.py --run-dir runs/memory
 
