@@ -1,4 +1,4 @@
-"""Training programs, and tools for the runs that they leave.
+"""Programs that train agents, and tools for their runs.
 
 `Experiment`, `preset` and `main` make a training program. In a script or a
 notebook, `train` trains, and `load` returns a policy. Each name is imported

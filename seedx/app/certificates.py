@@ -39,8 +39,8 @@ class Options:
 
   Attributes:
     directory: directory to make.
-    hosts: names and IP addresses of the machines whose processes listen, A,B;
-      localhost is added.
+    hosts: names and IP addresses, as A,B, of the machines whose processes
+      listen; localhost is added.
     days: number of days for which the certificates are valid.
   """
 

@@ -21,7 +21,7 @@ OFF = "off"
 _LIMIT_BYTES = 2**30
 _DIRECTORY = "jax_compilation_cache_dir"
 _SECONDS = "jax_persistent_cache_min_compile_time_secs"
-# If one of these is set, the environment decides.
+# If one of these variables is set, JAX's own settings apply.
 _VARIABLES = (_DIRECTORY.upper(), "JAX_ENABLE_COMPILATION_CACHE")
 # Lines of /proc/cpuinfo that decide which instructions XLA uses.
 _CPU = ("model name", "flags", "Features", "CPU implementer", "CPU part")
@@ -67,7 +67,7 @@ def keep(parent: str = "", root: pathlib.Path = pathlib.Path("/")) -> None:
 
 
 def _folder(parent: str, root: pathlib.Path) -> pathlib.Path:
-  """Returns the folder for this JAX and this CPU, made and checked."""
+  """Makes, checks and returns the folder for this JAX and this CPU."""
   if parent:
     path = pathlib.Path(parent).expanduser()
   else:
@@ -98,8 +98,8 @@ def _check(directory: pathlib.Path, is_sticky_safe: bool) -> None:
   """Raises PermissionError if another user may write this directory.
 
   `is_sticky_safe` allows a sticky directory such as /tmp, which others may
-  write, because only the owner of an entry can replace it. It is False for the
-  folder of programs, to which others could add some.
+  write, because only the owner of an entry can replace it. Pass False for the
+  folder of programs, to which others could add programs.
   """
   status = os.lstat(directory)
   user = os.getuid()

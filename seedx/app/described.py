@@ -12,7 +12,7 @@ from seedx import envs, networks
 from seedx.agents import base
 from seedx.networks import heads, lstm, torsos
 
-# Modules that are described by the modules inside them.
+# Instead of these modules, the modules inside them are described.
 _CONTAINERS = (networks.Network, torsos.Torso)
 
 
@@ -27,7 +27,7 @@ def network(agent: base.Config, env: envs.Config) -> str:
   init = agent.make(envs.spec(env)).init
   layers = _Layers()
   with nn.intercept_methods(layers.intercept):
-    # A new lambda, since JAX traces the same function only once.
+    # A new lambda, since JAX does not trace the same function again.
     state = jax.eval_shape(lambda key: init(key), jax.random.key(0))
   sizes = [math.prod(x.shape) for x in jax.tree.leaves(state.params)]
   words = [", ".join(layers.words)] if layers.words else []
@@ -36,7 +36,7 @@ def network(agent: base.Config, env: envs.Config) -> str:
 
 @dataclasses.dataclass
 class _Layers:
-  """Descriptions of the called modules, but not of those inside them."""
+  """Descriptions of called modules; modules within these are left out."""
 
   words: list[str] = dataclasses.field(default_factory=list)
   _is_within: bool = False
@@ -62,7 +62,7 @@ class _Layers:
 
 
 def _in_words(module: nn.Module) -> str:
-  """Returns a module's kind and sizes, or its class."""
+  """Returns a module's kind and sizes, or the name of its class."""
   match module:
     case torsos.MLP(sizes=()):
       return ""

@@ -10,7 +10,7 @@ import jax
 
 from seedx import types
 
-# Devices, files that exist if Linux has found the device, and seedx's extras.
+# Device, file that exists if Linux has found the device, extra of seedx for it.
 _SIGNS = (
   ("an NVIDIA GPU", "proc/driver/nvidia/version", "cuda13"),
   ("a TPU", "dev/accel0", "tpu"),

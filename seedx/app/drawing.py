@@ -1,4 +1,4 @@
-"""Pictures of runs; `plot` imports this module, and Matplotlib, to draw one."""
+"""Pictures of runs; `plot` imports this module and Matplotlib when it draws."""
 
 import io
 import pathlib
@@ -32,7 +32,7 @@ _ROW_INCHES = 4.9
 _LONGEST_LABEL = 70
 _LEGEND = "interquartile mean, its 95% interval, and each seed"
 _CURVE_POINTS = 200
-# Matplotlib's settings: legible at half the size.
+# Settings of Matplotlib, with which text is legible at half the size.
 _LOOK: Any = {
   "font.size": 16,
   "text.parse_math": False,
@@ -59,11 +59,11 @@ def draw_curves(
   name: str,
   empty: str,
 ) -> None:
-  """Draws the interquartile mean and interval of groups of curves.
+  """Draws the interquartile mean and interval of each group of curves.
 
   Args:
-    panels: curves, each `[points, 2]`, by environment, key of the x axis and
-      label of a group. All environments have the same keys.
+    panels: curves, each `[points, 2]`, in dicts by environment, by key of the x
+      axis and by label of a group. All environments have the same keys.
     path: image file; its suffix sets the format.
     seeds: number of runs of each label, including those without a curve.
     name: name of the vertical axis.
@@ -102,7 +102,7 @@ def draw_scores(
   """Draws each group's scores, pooled over all environments.
 
   Args:
-    scores: arrays of the runs' scores in each environment, by label of a group.
+    scores: one array of scores per environment, by label of a group.
     path: image file; its suffix sets the format.
 
   Raises:
@@ -119,7 +119,7 @@ def draw_scores(
       look = {"color": _style(i)["color"], "capsize": 6 if high > low else 0}
       axes.barh(textwrap.fill(name, 40), mean, xerr=error, **look)
     axes.invert_yaxis()
-    axes.set_xlabel("final return: 0 the first, 1 the best of an environment")
+    axes.set_xlabel("final return: 0 is an environment's first, 1 its best")
     _save(picture, path)
 
 
@@ -160,7 +160,7 @@ def _draw_panel(
   styles: Mapping[str, Mapping[str, Any]],
   empty: str,
 ) -> None:
-  """Plots the groups that have curves against env steps or wall time.
+  """Plots all curves of a panel against env steps or wall time.
 
   `key` is the key of the x axis; see `draw_curves` for the other arguments.
   """
@@ -223,7 +223,7 @@ def _end(curves: Sequence[np.ndarray], key: str) -> float:
 
 
 def _time_unit(longest_seconds: float) -> tuple[int, str]:
-  """Returns the size in seconds and the name of the unit for a time."""
+  """Returns a unit for a time: its length in seconds, and its name."""
   for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
     if longest_seconds >= 2 * size:
       return size, unit
@@ -257,7 +257,7 @@ def _short(value: float, position: int | None = None) -> str:
 def _add_legend(
   picture: Any, handles: Sequence[Any], title: str | None
 ) -> None:
-  """Adds a legend below the panels, and the room for it."""
+  """Adds a legend below the panels, and room for it."""
   for handle in handles:
     handle.set_label(
       textwrap.fill(handle.get_label(), _LONGEST_LABEL, break_on_hyphens=False)

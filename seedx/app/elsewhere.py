@@ -45,7 +45,7 @@ def run(
     The result of `work`.
 
   Raises:
-    types.ConfigError: the run cannot be trained there.
+    types.ConfigError: the run cannot be trained on the cluster.
     Exception: see `ray_cluster.elsewhere`; and any error of the run.
   """
   there = functools.partial(_run_there, work, run_dir.absolute(), resumes)

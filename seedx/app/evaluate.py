@@ -28,7 +28,7 @@ class Options(playing.Config):
       environment.
     episodes: number of whole episodes to play.
     seed: seed of the episodes.
-    video: file for a video of one episode, .gif or .mp4; no video if empty.
+    video: file (.gif or .mp4) for a video of one episode; no video if empty.
   """
 
   run_dir: str = ""
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _evaluate(options: Options) -> int:
   run_dirs.trusted(options.run_dir, options.trust)
-  # Imported after the check, since they import JAX.
+  # These modules import JAX, so the check comes first.
   from seedx.acting import evaluator
   from seedx.app import compiled, videos
   from seedx.app.runs import policies
@@ -68,7 +68,7 @@ def _evaluate(options: Options) -> int:
     x.name: getattr(options, x.name) for x in dataclasses.fields(playing.Config)
   }
   config = evaluator.Config(policy.env, options.episodes, **playing_options)
-  # Beyond the usual numbers of evaluations in training, so that seeds differ.
+  # Training rarely evaluates 2^18 episodes, so it has not used these seeds.
   number = 2**18 + options.seed * options.episodes
   seed = seeds_lib.evaluation_seed(policy.seed, number)
   player = evaluator.Evaluator(policy.agent, config)

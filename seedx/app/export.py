@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(options: Options) -> int:
   run_dirs.trusted(options.run_dir, options.trust)
-  from seedx.app.runs import policies  # It imports JAX, so after the check.
+  from seedx.app.runs import policies  # Imports JAX; the check comes first.
 
   policy = policies.load(
     options.run_dir, options.checkpoint, trust=options.trust

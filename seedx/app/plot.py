@@ -22,11 +22,11 @@ from seedx import metrics, types
 from seedx.app.cli import command_line
 from seedx.app.runs import run_dirs, statistics
 
-# The lines of metrics of each run in a group, by the label of the group.
+# For each label of a group, the lines of metrics of each of its runs.
 Groups = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-# Fraction of the longest run's env steps below which a run has ended early.
+# A run that made a smaller fraction of the longest run's env steps ended early.
 _EARLY = 0.95
 
 
@@ -39,8 +39,8 @@ class Options:
     output: image file to write: .png, .svg or .pdf.
     metric: name of the metric to plot, as in `metrics.jsonl`.
     x: horizontal axes of the plots: env_steps, wall_seconds or both.
-    scores: whether to draw bars of the final returns over all environments
-      instead of curves; 0 is the first return in an environment, 1 the best.
+    scores: whether to draw bars instead of curves: final returns, pooled over
+      environments; an environment's first return counts as 0, its best as 1.
   """
 
   run_dir: tuple[str, ...] = ()
@@ -57,7 +57,8 @@ class Options:
       )
     if self.scores and self.metric != "episode_return":
       raise types.ConfigError(
-        f"expected --scores of returns, found --metric {self.metric}"
+        "expected --metric episode_return with --scores, found --metric"
+        f" {self.metric}"
       )
 
 
@@ -74,10 +75,10 @@ def draw(
   metric: str = "episode_return",
   x: Sequence[str] = ("env_steps", "wall_seconds"),
 ) -> None:
-  """Plots the interquartile mean and interval of groups of runs.
+  """Plots the interquartile mean and interval of each group of runs.
 
   Args:
-    panels: groups of each environment. A label looks the same in all panels.
+    panels: groups of each environment's runs. Equal labels look the same.
     path: image file; its suffix sets the format.
     metric: name of the metric to plot.
     x: keys of the horizontal axes.
@@ -101,7 +102,7 @@ def draw(
 
 
 def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
-  """Plots each group's normalized final returns over all environments.
+  """Plots each group's normalized final returns, pooled over environments.
 
   Raises:
     types.ConfigError: the file is not writable.
@@ -114,7 +115,7 @@ def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
 def curve(
   lines: Sequence[Mapping[str, Any]], key: str, metric: str = "episode_return"
 ) -> np.ndarray:
-  """Returns a curve, `[points, 2]`: values at `key`, and those of a metric."""
+  """Returns a curve, `[points, 2]`, with the columns `key` and `metric`."""
   points = [
     (line[key], line[metric])
     for line in lines
@@ -140,7 +141,7 @@ def _plot(options: Options) -> int:
     names = {name for run in runs for line in run.lines for name in line}
     if metric not in names and names:
       raise types.ConfigError(
-        f"expected a metric of {', '.join(sorted(names))}, found {metric!r}"
+        f"expected a metric among {', '.join(sorted(names))}, found {metric!r}"
       )
     raise types.ConfigError(
       f"expected a run with {metric}, found none ({_none(metric)}); let the"
@@ -162,7 +163,7 @@ def _plot(options: Options) -> int:
 
 
 def _ended_early(labelled: Sequence[tuple[run_dirs.Run, str]]) -> list[str]:
-  """Returns messages about runs that ended well before their group."""
+  """Returns messages about runs that ended earlier than their group."""
   ends: dict[tuple[str, str], int] = {}
   for run, label in labelled:
     key = run.env, label
@@ -202,7 +203,7 @@ def _none(metric: str) -> str:
 
 
 def _scores(panels: Mapping[str, Groups]) -> dict[str, list[np.ndarray]]:
-  """Returns final returns by label: one array of runs for each environment."""
+  """Returns normalized final returns by label: one array per environment."""
   scores: dict[str, list[np.ndarray]] = {}
   for groups in panels.values():
     curves = _curves(groups, "env_steps", "episode_return")

@@ -9,13 +9,13 @@ from seedx import files, metrics
 
 
 class Trace:
-  """A sink that records a trace, from the second line of metrics with updates.
+  """A sink that starts a trace at the second line of metrics with updates.
 
-  JAX's profiler writes it to `RUN_DIR/profile/plugins/profile/TIME/`. XProf
+  JAX's profiler writes to `RUN_DIR/profile/plugins/profile/TIME/`. XProf
   opens `RUN_DIR/profile` (`pip install xprof`, `xprof RUN_DIR/profile`);
   Perfetto opens the file `*.trace.json.gz` in it. Host threads have spans with
   these names: `receive` checks and counts messages, `act` starts an inference
-  step, `reply` waits for its actions and hands them out, `collect` copies
+  step, `reply` waits for the actions and hands them out, `collect` copies
   finished unrolls, `learn` starts an update and waits for the previous one.
   """
 
@@ -39,7 +39,7 @@ class Trace:
     self._lines += 1
     if self._lines == 2:
       options = jax.profiler.ProfileOptions()
-      options.python_tracer_level = 0  # It would slow all threads down.
+      options.python_tracer_level = 0  # The tracer would slow all threads.
       directory = files.open_new_folder(self._run_dir, "profile")
       jax.profiler.start_trace(str(directory), profiler_options=options)
       self._ends = time.monotonic() + self._seconds

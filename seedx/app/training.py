@@ -125,7 +125,7 @@ def train(
   return_interrupted: bool = False,
   **options: Any,
 ) -> Run:
-  """Trains with a pipeline's config, and starts its other processes.
+  """Trains with a pipeline's config, and starts the pipeline's other processes.
 
   Ctrl-C, SIGTERM and SIGHUP end the run early, after everything is written.
 
@@ -289,7 +289,7 @@ def _follow(
   ending: signals.Ending,
   watch: hangs.Watch,
 ) -> Run:
-  """Trains on a learner host that has no directory: any but host 0."""
+  """Trains on a host without a directory: any learner host except host 0."""
   config, files, record = work.config, work.files, work.record
   with (
     devices.explaining_memory(),

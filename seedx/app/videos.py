@@ -19,7 +19,7 @@ from seedx.envs import rendering
 # The rate for an environment without `render_fps`.
 _FRAMES_PER_SECOND = 30.0
 _EMULATOR_FRAMES_PER_SECOND = 60.0
-# Videos of longer episodes are cut.
+# Longer videos are cut.
 _MAX_SECONDS = 60
 
 
@@ -92,12 +92,12 @@ def frames_per_second(env: str, frames_per_step: int = 1) -> float:
   try:
     env_class: Any = registration.load_env_creator(str(spec.entry_point))
     return float(env_class.metadata["render_fps"])
-  except Exception:  # Its packages are missing or broken.
+  except Exception:  # The environment's packages are missing or broken.
     return _FRAMES_PER_SECOND
 
 
 def _write_gif(path: str, frames: Iterator[np.ndarray], rate: float) -> None:
-  from PIL import Image  # Only a .gif needs it.
+  from PIL import Image  # Only .gif files need Pillow.
 
   images = map(Image.fromarray, frames)
   next(images).save(

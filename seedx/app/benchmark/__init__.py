@@ -1,1 +1,1 @@
-"""Comparison of a run's speed with the cost of its own work; see `main`."""
+"""Comparison of a run's speed with the cost of its parts; see `main`."""

@@ -26,7 +26,7 @@ class Figure(NamedTuple):
 
 
 class Figures:
-  """All measured figures, in a file that is complete at any time."""
+  """All measured figures; each `add` writes all of them to the file."""
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
     """Writes the file's first line, which describes the machine.
@@ -36,7 +36,7 @@ class Figures:
     """
     self._path = pathlib.Path(path)
     self._machine = json.dumps({"machine": machine()}) + "\n"
-    # Values by experiment or component, figure and unit.
+    # Key: experiment or component, name of the figure, unit.
     self._values: dict[tuple[str, str, str], list[float]] = {}
     self.add("", [])
 
@@ -58,7 +58,7 @@ class Figures:
     )
 
   def table(self) -> str:
-    """Returns a Markdown table of medians for each experiment or component."""
+    """Returns one Markdown table of medians per experiment or component."""
     lines: list[str] = []
     rows = sorted(self._values.items(), key=lambda row: row[0][0])
     for subject, group in itertools.groupby(rows, key=lambda row: row[0][0]):
@@ -90,7 +90,7 @@ def machine() -> dict[str, Any]:
 
 
 def _devices() -> list[str]:
-  """Describes used and unused devices, in a process whose end frees them."""
+  """Describes used and unused devices; a child process opens and frees them."""
   program = "from seedx.app import devices as x;"
   program += " print(x.described(), x.unused(), sep='\\n')"
   process = subprocess.run(

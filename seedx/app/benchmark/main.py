@@ -1,21 +1,21 @@
-"""Measures how fast a run is, compared with the cost of its own work.
+"""Compares the speed of a run with the cost of its parts.
 
   seedx benchmark --quick
   seedx benchmark --experiments "seed_vtrace,impala,apex_dqn --hidden-sizes 64"
 
 The benchmark measures environments, acting and learning, each alone. Their
-costs bound the env steps per second on this machine's cores. Then it measures a
-run of the experiment, with the CPU time of the run's processes. It repeats all
-of this several times, and reports medians: a table, and a file with one JSON
-line per figure. A repetition has no ratios if processes outside the benchmark
-kept more than 0.1 cores busy. To measure how a pipeline scales, name an
-experiment several times, with different options:
+costs set an upper bound on this machine's env steps per second. Then it
+measures a run of the experiment, with the CPU time of the run's processes. It
+repeats all of this several times, and reports medians, in a table and in a file
+with one JSON line per figure. A repetition has no ratios if processes outside
+the benchmark kept more than 0.1 cores busy. To measure how a pipeline scales,
+name an experiment several times, with different options:
 
   seedx benchmark --experiments "impala --num-actors 1,impala --num-actors 4"
   seedx benchmark --experiments "impala,impala --learner-devices 0,1"
 
-With XLA_FLAGS=--xla_force_host_platform_device_count=2 in the environment, a
-CPU counts as two devices.
+The environment variable XLA_FLAGS=--xla_force_host_platform_device_count=2
+makes JAX treat a CPU as two devices.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Options:
     env: name of the environment, for experiments without --env of their own.
     seconds: seconds of each run after its first update; each part alone is
       measured for a quarter of this time.
-    repetitions: number of times that all experiments are measured in turn.
+    repetitions: number of rounds; each round measures every experiment.
     output: file with one JSON line per figure; its first line describes the
       machine.
     quick: whether to measure only once, with runs of at most 8 seconds.

@@ -16,8 +16,8 @@ from seedx.metrics import cpu_time
 
 # Time to measure each part alone, as a fraction of the time of a run.
 _PART = 0.25
-# A figure and its limit: if processes outside the benchmark keep more cores
-# busy, a run cannot be compared with a bound, and `_RATIOS` are left out.
+# The figure for cores that processes outside the benchmark keep busy. If it is
+# above its maximum, a run cannot be compared with a bound and has no `_RATIOS`.
 _OUTSIDE, _MAX_OUTSIDE = "outside processes", 0.1
 _RATIOS = (
   "run over bound",
@@ -25,7 +25,7 @@ _RATIOS = (
   "idle share of the cores",
   "reply, p99 over median",
 )
-# Metrics of a run that become figures: names and units of the figures.
+# For each metric that becomes a figure: the figure's name and unit.
 _METRICS = {
   "episode_return": ("return", ""),
   "compile_seconds": ("compiling", "s"),
@@ -53,7 +53,7 @@ class Sample(NamedTuple):
 
 
 def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
-  """Measures the own work of an experiment, and then a run of it.
+  """Measures each part of an experiment's work alone, and then a run.
 
   Args:
     words: the experiment and its own options.
@@ -92,7 +92,7 @@ def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
 def sampled(
   running: trials.Running, seconds: float, stop: threading.Event
 ) -> list[Sample]:
-  """Samples a run for some seconds after its first update, and ends it.
+  """Samples a run in the seconds after its first update, then ends the run.
 
   Args:
     running: the run.
@@ -119,20 +119,20 @@ def sampled(
 
 
 def cores_used(learner: int, samples: Sequence[Sample]) -> tuple[float, float]:
-  """Returns the mean numbers of cores that the learner and others kept busy.
+  """Returns the mean numbers of cores kept busy by the learner, and by others.
 
   Args:
     learner: id of the learner's process.
     samples: samples of the run.
 
   Raises:
-    types.ConfigError: there are fewer than two samples of a living learner.
+    types.ConfigError: fewer than two samples include the learner's process.
   """
   alive = [x for x in samples if learner in x.cpu_seconds]
   if len(alive) < 2:
     raise types.ConfigError(
       "expected several lines of metrics in the second half of a run, found"
-      f" {len(alive)}: more --seconds help"
+      f" {len(alive)}; increase --seconds"
     )
   start, *_, end = alive
   used = {
@@ -154,10 +154,10 @@ def outside_used(samples: Sequence[Sample]) -> float | None:
 def with_outside(
   figures: Sequence[Figure], cores: float | None
 ) -> list[Figure]:
-  """Adds the cores that outside processes kept busy; if too many, drops ratios.
+  """Adds the figure of outside processes; drops ratios if it is too high.
 
   Args:
-    figures: figures of a run and of its own work.
+    figures: figures of a run and of its parts.
     cores: number of cores that outside processes kept busy; None if unknown.
   """
   if cores is None:
@@ -184,12 +184,12 @@ def figures_of(
   busy: tuple[float, float],
   cores: int,
 ) -> list[Figure]:
-  """Returns the figures of an experiment's own work, and of a run of it.
+  """Returns the figures of an experiment's parts, and of a run.
 
   Args:
-    work: own work of the experiment.
+    work: costs of the experiment's parts.
     samples: samples of the run.
-    busy: numbers of cores that the learner and all other processes kept busy.
+    busy: result of `cores_used`.
     cores: number of cores of this machine.
   """
   values = {

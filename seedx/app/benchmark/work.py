@@ -1,9 +1,9 @@
-"""The own work of a run: stepping environments, acting and learning.
+"""The work of a run, in three parts: environments, acting and learning.
 
-The rest of a run is messages and queues. Each of the three parts is measured
-alone, in a separate process, with the sizes of the experiment's config. The sum
-of their costs, in CPU seconds per env step, bounds the env steps per second
-that a run can reach on a given number of CPU cores.
+The rest of a run is messages and queues. Each part is measured alone, in
+processes of its own, with the sizes of the experiment's config. The sum of the
+parts' costs, in CPU seconds per env step, sets an upper bound on the env steps
+per second that a run can reach on a given number of CPU cores.
 """
 
 import concurrent.futures
@@ -53,7 +53,7 @@ class Sizes:
     pools: number of processes, or threads, that step environments.
     envs: number of environments of each pool.
     period: T, the number of new env steps of each environment in an unroll.
-    unrolls: number of unrolls of an update.
+    unrolls: number of unrolls in an update.
     slots: number of slots of one unroll store.
     rows: number of rows in a batch of inference.
     threads: number of threads of EnvPool in each pool.
@@ -94,12 +94,12 @@ class OwnWork:
 
   @property
   def total(self) -> float:
-    """CPU seconds per env step of all parts."""
+    """The sum of all parts' CPU seconds per env step."""
     return self.environments + self.acting + self.learning
 
   @property
   def elsewhere(self) -> float:
-    """CPU seconds per env step of the parts outside the learner's process."""
+    """The same sum for the parts outside the learner's process."""
     return sum(getattr(self, name) for name in self.sizes.elsewhere)
 
 
@@ -172,7 +172,7 @@ def sizes_of(config: process.Config) -> Sizes:
     return _sizes(1, config.num_envs, period, threads=threads)
   if not isinstance(config, _Workers):
     raise types.ConfigError(
-      "expected an experiment with a pipeline of seedx's, found one with"
+      "expected an experiment with one of seedx's pipelines, found one with"
       f" {type(config).__module__}"
     )
   workers = config.workers
@@ -189,13 +189,13 @@ def sizes_of(config: process.Config) -> Sizes:
 
 
 def _sizes(pools: int, num_envs: int, period: int, **others: Any) -> Sizes:
-  """Makes sizes; `num_envs` is the default of unrolls, slots and rows."""
+  """Makes sizes; `num_envs` is the default for unrolls, slots and rows."""
   by_pool = dict.fromkeys(("unrolls", "slots", "rows"), num_envs)
   return Sizes(pools=pools, envs=num_envs, period=period, **by_pool | others)
 
 
 def measure(words: str, env: str, seconds: float) -> OwnWork:
-  """Measures the own work of an experiment; see `config_of` for the arguments.
+  """Measures each part of an experiment for `seconds`; see `config_of`.
 
   Raises:
     types.ConfigError: the experiment cannot be measured.
@@ -223,7 +223,7 @@ def environments(
   """
   if env_config.is_own(config.env):
     raise types.ConfigError(
-      "expected an environment of EnvPool's or seedx's, whose CPU time can be"
+      "expected an environment of EnvPool or seedx, whose CPU time can be"
       f" measured, found {config.env.env}"
     )
   context = multiprocessing.get_context("spawn")
@@ -242,7 +242,7 @@ def environments(
 
 
 def acting(config: Config, sizes: Sizes, seconds: float) -> float:
-  """Returns the CPU seconds per env step to act and to set first priorities."""
+  """Returns the CPU seconds per env step of acting and of first priorities."""
   act, prioritize = actor(config, sizes)
   cost = cpu_seconds_per_call(act, seconds) / sizes.rows
   if prioritize is None:
@@ -257,8 +257,8 @@ def actor(
   """Makes the functions of an actor with `sizes.rows` environments.
 
   Returns:
-    A function that acts once, and one that computes the first priorities of all
-    unrolls, or None if the agent has no priorities.
+    A function that acts once; and a function that computes the first priorities
+    of all unrolls, None if the agent has no priorities.
   """
   spec = envs.spec(config.env)
   agent = config.plan.agent(config.agent, spec)
@@ -337,7 +337,7 @@ def made_up(share: types.Share) -> types.Share:
 
 
 def continued(share: types.Share, number: int) -> types.Share:
-  """Returns a share of each environment's unroll with this number."""
+  """Returns a copy of a share, with `number` as the index of its unrolls."""
   if isinstance(share.origin, tuple):
     return share
   env = np.arange(len(share.origin), dtype=np.int32)
@@ -368,7 +368,7 @@ def cpu_seconds_per_call(
 
 
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
-  """Calls a module's function in a process of its own; returns its result."""
+  """Calls a module's function in a new process; returns the result."""
   context = multiprocessing.get_context("spawn")
   with concurrent.futures.ProcessPoolExecutor(1, context) as process:
     return process.submit(function, *arguments).result()
@@ -401,7 +401,7 @@ def _called_for(call: Callable[[], object], seconds: float) -> int:
 
 
 def _mid(timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-  """Returns a time step within an episode, with reward and discount 1."""
+  """Returns time steps of type MID, with rewards and discounts of 1."""
   return timestep._replace(
     step_type=np.full_like(timestep.step_type, int(dm_env.StepType.MID)),
     reward=np.ones_like(timestep.reward),

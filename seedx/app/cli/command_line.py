@@ -33,7 +33,7 @@ def run(
   *,
   positional: Sequence[str] = (),
 ) -> int:
-  """Parses a command line and runs a program with it.
+  """Parses a command line and runs a program with its options.
 
   Prints a `types.ConfigError` of the program as one line and exits with
   status 2.
@@ -81,8 +81,7 @@ def parse(
     positional: names of settings that are words without a flag. All of them are
       required; a tuple takes one or more words.
     often: names of settings that `--help` lists first.
-    unmeasured: names of settings with values from presets that have not been
-      measured.
+    unmeasured: names of settings whose values come from unmeasured presets.
   """
   settings = configs.settings(config)
   arguments = [settings[name] for name in positional]
@@ -97,7 +96,7 @@ def parse(
     return configs.replaced(config, values)
   except _UsageError as error:
     _refuse(str(error))
-  except types.ConfigError as error:  # Its message names fields, not flags.
+  except types.ConfigError as error:  # The error names fields, not flags.
     names = {name: flag(name) for name in settings}
     names |= {name: name.upper() for name in positional}
     words = re.split(r"(?<=\bexpected )(\w+)", str(error))
@@ -201,7 +200,7 @@ def _read_flags(
       values[setting.name] = name == flag(setting.name)
       continue
     if not equals:
-      # A negative number is a value, another word with a hyphen is not.
+      # A word that begins with a hyphen is a value only if it is a number.
       if not words or re.match(r"--|-(?!inf$)[a-zA-Z]", words[0]):
         raise _UsageError(f"expected a value after {word}")
       text = words.pop(0)
@@ -244,7 +243,7 @@ def _hint(word: str, settings: Sequence[configs.Setting]) -> str:
 
 
 def _read(kind: Any, text: str, name: str) -> Any:
-  """Reads the value of a setting; `name` is its name in errors."""
+  """Reads the value of a setting; `name` is the setting's name in errors."""
   choices, item = configs.choices(kind), configs.item(kind)
   if choices and text not in choices:
     allowed = ", ".join(choices)
@@ -305,7 +304,7 @@ def _in_pairs(value: object) -> str:
 
 
 def _flag_in(word: str) -> str:
-  """Returns the flag in a word, with hyphens for underscores."""
+  """Returns the flag in a word, its underscores replaced by hyphens."""
   return word[:2] + word[2:].partition("=")[0].replace("_", "-")
 
 
@@ -330,7 +329,7 @@ def _metavar(setting: configs.Setting) -> str:
 
 
 def parts(config: object) -> dict[str, list[configs.Setting]]:
-  """Groups the settings of a config by the part that has them.
+  """Groups the settings of a config by part: the inner config that has them.
 
   A class's own settings come before those inherited from another package.
   """
@@ -369,7 +368,7 @@ def _help(
   often: Collection[str],
   unmeasured: Collection[str],
 ) -> str:
-  """Returns `--help` below its first line; see `parse` for the arguments."""
+  """Returns the text of `--help` below the first line; see `parse`."""
   by_name, values = configs.settings(config), configs.values(config)
 
   def row(setting: configs.Setting) -> str:
@@ -397,7 +396,7 @@ def _invocation(setting: configs.Setting) -> str:
 
 
 def _defaults(value: object, default: object, is_unmeasured: bool) -> str:
-  """Returns the default for `--help`, and the value of a preset, if any."""
+  """Formats the default and, if there is one, a preset's value for `--help`."""
   labelled = {"default": shown(value)}
   if default is not dataclasses.MISSING and default != value:
     preset = "preset, not measured" if is_unmeasured else "preset"

@@ -20,7 +20,7 @@ from seedx import types
 C = TypeVar("C")
 
 _PLAIN = (bool, int, float, str, dict[str, Any], Mapping[str, Any])
-# The types of a sequence's items.
+# Types of sequences, and of their items.
 _ITEMS: Mapping[object, type[int] | type[str]] = {
   tuple[int, ...]: int,
   Sequence[int]: int,
@@ -35,7 +35,7 @@ class Setting:
 
   Attributes:
     name: name of the field.
-    path: the attributes that lead to it, its name last.
+    path: attributes that lead to the field, the field itself last.
     owner: class of the config that has the field.
     kind: type hint of the field.
     default: default in that class; `dataclasses.MISSING` if there is none.
@@ -117,7 +117,7 @@ def settings(config: object) -> dict[str, Setting]:
 
 
 def recorded(config: object) -> dict[str, Setting]:
-  """Returns the settings of a config that `config.json` has, by name."""
+  """Returns those settings of a config that `config.json` records, by name."""
   return {k: x for k, x in settings(config).items() if x.recorded}
 
 
@@ -181,7 +181,7 @@ def beyond_settings(config: object) -> list[str]:
 
 
 def _settings(config: object, path: tuple[str, ...]) -> Iterator[Setting]:
-  """Yields the settings of a config at a path."""
+  """Yields the settings of a config, to which `path` leads."""
   owner: type = type(config)
   hints, sentences = typing.get_type_hints(owner), _sentences(owner)
   for field in _fields(config):
@@ -235,10 +235,10 @@ def _default(field: "dataclasses.Field[object]") -> object:
 
 @functools.cache
 def _sentences(owner: type) -> dict[str, str]:
-  """Returns the sentences about fields from a class's docstrings."""
+  """Returns a class's sentences about its fields, from its docstrings."""
   sentences: dict[str, str] = {}
   for base in reversed(owner.__mro__):
-    # Unlike `vars`, `base.__doc__` may be inherited.
+    # `base.__doc__` may be inherited; `vars` has only the class's own.
     sentences |= _attributes(vars(base)["__doc__"] or "")
   return sentences
 

@@ -90,7 +90,7 @@ class Experiment(Generic[C]):
   def with_presets(
     self, config: C, agent: str = "", presets: str = "auto"
   ) -> tuple[C, list[presets_lib.Applied]]:
-    """Returns a config with presets applied, and the changes by each preset.
+    """Returns a config with presets applied, and each preset's changes.
 
     Args:
       config: config of the pipeline.
@@ -166,10 +166,10 @@ class Experiment(Generic[C]):
 
 
 def name_of(module: str) -> str:
-  """Returns the name of a module's experiment for `config.json`.
+  """Returns the name of a module's experiment, as in `config.json`.
 
-  This is the short name of an experiment that comes with seedx, such as `ppo`,
-  and `MODULE:EXPERIMENT` of any other. The module may be `__main__`.
+  This is a short name, such as `ppo`, for an experiment that comes with seedx,
+  and `MODULE:EXPERIMENT` for any other. The module may be `__main__`.
   """
   name = program_module(module)
   short = name.rpartition(".")[2]
@@ -197,14 +197,14 @@ def shipped() -> list[str]:
 
 
 def summaries() -> dict[str, str]:
-  """Returns each shipped experiment's first docstring line, without imports."""
+  """Reads the first docstring line of each shipped experiment; imports none."""
   texts = {name: _shipped()[name].read_text("utf-8") for name in shipped()}
   docs = {x: ast.get_docstring(ast.parse(text)) for x, text in texts.items()}
   return {name: (doc or "").partition("\n")[0] for name, doc in docs.items()}
 
 
 def load(name: str) -> Experiment[Any]:
-  """Returns the experiment of a name that `name_of` returned.
+  """Returns the experiment with a name from `name_of`.
 
   Raises:
     types.ConfigError: it cannot be imported.
@@ -213,7 +213,7 @@ def load(name: str) -> Experiment[Any]:
 
 
 def load_module(name: str) -> python_types.ModuleType:
-  """Returns the module of an experiment, which has it as `EXPERIMENT`.
+  """Returns the module whose `EXPERIMENT` is the experiment of this name.
 
   Raises:
     types.ConfigError: it cannot be imported.
@@ -239,7 +239,7 @@ def load_module(name: str) -> python_types.ModuleType:
 def _shipped() -> dict[str, pathlib.Path]:
   """Returns the files of the experiments that come with seedx, by short name.
 
-  An installed package contains them; in the repository they lie beside it.
+  An installed seedx contains them; in the repository, they are beside it.
   """
   package = pathlib.Path(seedx.__file__).resolve().parent
   for folder in (package / "experiments", package.parent / "experiments"):
@@ -249,7 +249,7 @@ def _shipped() -> dict[str, pathlib.Path]:
 
 
 def _import_shipped(short: str) -> python_types.ModuleType:
-  """Imports a shipped experiment as the same module in any installation."""
+  """Imports a shipped experiment as `seedx.experiments.NAME`."""
   name = f"seedx.experiments.{short}"
   if name not in sys.modules:
     spec = importlib.util.spec_from_file_location(name, _shipped()[short])

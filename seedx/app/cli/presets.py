@@ -16,8 +16,7 @@ C = TypeVar("C")
 KINDS = ("auto", "none", "images", "continuous")
 Kind = Literal["auto", "none", "images", "continuous"]
 Games = Literal["Atari", "MinAtar"]
-# By the purpose of a preset: the method of agents' configs that returns a copy
-# with their own values for it.
+# By purpose of a preset: the method of agents' configs that returns its values.
 _METHODS = {
   "Atari": "for_images",
   "MinAtar": "for_minatar",
@@ -107,8 +106,8 @@ def kind(config: envs.Config, images: Preset | None) -> Kind:
   """Returns the kind of an environment, which selects its presets.
 
   Images select the preset `images` only if it is made for the same games. In
-  other environments, rewards vary more in size, and a single image may show the
-  whole state.
+  other environments with images, rewards vary more in size, and a single image
+  may show the whole state.
 
   Raises:
     types.ConfigError: the environment does not exist.

@@ -24,7 +24,7 @@ from seedx.metrics import cpu_time
 from seedx.on_cpu import allocator
 from seedx.runtime import process
 
-# The number of settings that `--help` begins with.
+# The number of settings that `--help` lists first.
 _OFTEN = 10
 
 
@@ -193,7 +193,7 @@ def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
 def _choice(
   name: str, sentence: str, default: str, names: Sequence[str], *bases: type
 ) -> Any:
-  """Returns a config with one setting that takes one of some names."""
+  """Returns a config with one setting, whose value is one of some names."""
   kind = dataclasses.make_dataclass(
     name.capitalize(),
     [(name, Literal[names], default)],
@@ -205,7 +205,7 @@ def _choice(
 
 
 def _roles(config: process.Config) -> list[str]:
-  """Returns the values of `--role` besides all and learner.
+  """Returns the values of `--role` besides 'all' and 'learner'.
 
   All servers have one role; `--server` selects among them.
   """
@@ -239,7 +239,7 @@ def _train(
       lines += _used_by_others(others)
     print(*lines, sep="\n", flush=True)
   except OSError:
-    # stdout is a file on a full disk; the run itself has succeeded.
+    # stdout may be a file on a full disk; the run itself has succeeded.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
   return run.status
 
@@ -294,7 +294,7 @@ def _join(
   name: str,
   given: Collection[str],
 ) -> int:
-  """Joins the run of a learner in another process; returns the exit status.
+  """Joins the run of a learner; returns the exit status.
 
   For a thin role or an experiment of seedx's, this function does not return,
   because the program `seedx.join` replaces this one.
@@ -352,7 +352,7 @@ def _check_address(config: Any, role: str) -> None:
 
 
 def _verdict(env_id: str, last: Mapping[str, Any]) -> str:
-  """Returns the mean return, and whether it solves the environment."""
+  """Formats the mean return, and whether it solves the environment."""
   mean = last["episode_return"]
   if mean is None and last["episodes"]:
     return (

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-# By setting: its names in CleanRL, Stable-Baselines3, RLlib, Acme and others.
+# Names of each setting in CleanRL, Stable-Baselines3, RLlib, Acme and others.
 NAMES: Mapping[str, str] = {
   "total_steps": "timesteps total_timesteps num_timesteps total_env_steps",
   "env": "env_id env_name environment gym_id task",

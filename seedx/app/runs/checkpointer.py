@@ -77,7 +77,7 @@ def first_whole(
   wanted: Callable[[], Sequence[int]],
   read: Callable[[int], Read],
 ) -> tuple[int, Read]:
-  """Reads the first undamaged checkpoint; prints which ones are damaged.
+  """Reads the first undamaged checkpoint; reports the damaged ones before it.
 
   Args:
     checkpoints: the checkpoints; the run may still be training.
@@ -101,7 +101,7 @@ def first_whole(
     try:
       result = read(left[0])
     except checkpoint.Damaged as error:
-      # A run that is still training may just have removed it.
+      # A run that is still training may have just removed the checkpoint.
       if left[0] in checkpoints.steps():
         damaged[left[0]] = str(error)
       continue
@@ -128,7 +128,7 @@ class Checkpointer:
     config: Config,
     evaluation: evaluations.Periodic | None,
   ) -> None:
-    """Makes a checkpointer; `evaluation` is None for a run without any."""
+    """Makes a checkpointer; without evaluations, `evaluation` is None."""
     self._line: Mapping[str, metrics.Value] = {}
     self.is_saved = False
     self._run = run
@@ -210,7 +210,7 @@ class Checkpointer:
     except wire.WireError as error:
       if error.code is not wire.StatusCode.UNAVAILABLE:
         raise
-      return  # The parameter server restarts soon.
+      return  # The parameter server restarts; a later check saves.
     if self._evaluation is not None and evaluates:
       self._evaluation.start(self._run.clock(saved), self._run.policy(saved))
 
@@ -263,7 +263,7 @@ class Checkpointer:
           omission = " without the newest replay"
         with self._writing:
           self._checkpoints.save(env_steps, items, self._score())
-    except Exception as error:  # Perhaps the error that ends the run.
+    except Exception as error:  # It may be the error that ends the run.
       failure = (
         f"its newest state could not be saved ({envs.in_one_line(error)})"
       )
@@ -295,7 +295,7 @@ class Checkpointer:
         print(error, file=sys.stderr, flush=True)
 
   def _save(self, evaluates: bool = False) -> types.Tree:
-    """Starts to write a checkpoint, and returns the run's state in it."""
+    """Starts to write a checkpoint; returns the saved state of the run."""
     self.wait()
     replay = self._kept_replay()
     with replay.paused() if replay else contextlib.nullcontext():
@@ -354,7 +354,7 @@ class Checkpointer:
     return None
 
   def _acting(self, saved: types.Tree) -> types.Tree:
-    """Returns the acting parameters; RuntimeError if one is not finite."""
+    """Returns the acting parameters; RuntimeError if they are not finite."""
     acting = self._run.policy(saved)
     wrong = trees.non_finite(acting)
     if wrong is not None:

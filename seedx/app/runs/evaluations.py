@@ -42,7 +42,7 @@ class Config:
 def of(
   run: process.Config, config: Config, run_dir: pathlib.Path
 ) -> "Periodic | None":
-  """Makes the evaluations of a run; None if `config` has none."""
+  """Returns the evaluations of a run; None if `config` has none."""
   if not config.evaluate_every_steps:
     return None
   return Periodic(run, config, run_dir)
@@ -119,7 +119,7 @@ class Periodic:
     self._thread.start()
 
   def finish(self, env_steps: int, acting: types.Tree, stop: bool) -> None:
-    """Evaluates the end of the run, and waits for the result.
+    """Evaluates the parameters at the end of a run, and waits for the result.
 
     Args:
       env_steps: env steps of the whole run.
@@ -132,7 +132,7 @@ class Periodic:
     if stop:
       self._stop.set()
       if self._thread is not None:
-        self._thread.join(_CANCEL_SECONDS)  # Its environments may hang.
+        self._thread.join(_CANCEL_SECONDS)  # Environments may hang.
       if self._failure is not None:
         raise self._failure
       return

@@ -135,7 +135,7 @@ class Policy:
   def _jitted(
     self,
   ) -> Callable[..., tuple[jax.Array, acting_step.ActingState]]:
-    """`act`, compiled once with the parameters as an argument."""
+    """The compiled `act`, which takes the parameters as an argument."""
     return jax.jit(
       lambda acting, *args: dataclasses.replace(self, acting=acting).act(*args)
     )
@@ -154,7 +154,7 @@ def load(
     run_dir: directory of the run.
     which: "latest", "best", or the env steps of a checkpoint. If the latest or
       the best is damaged, a message is printed, and the next one is loaded.
-    config: config that was trained, for a run of a script whose pipeline, agent
+    config: config of the pipeline, for a run of a script whose pipeline, agent
       or network is not part of seedx; `config.json` does not hold these. If
       given, the code that the directory names is trusted.
     trust: whether to run the code that the directory names, such as a custom
@@ -168,7 +168,7 @@ def load(
   directory = checkpointer.directory(run_dir)
   checkpoints = checkpoint.Checkpoints(directory)
   config = config or _config(saved)
-  checkpointer.newest_first(checkpoints)  # Fails early if there is none.
+  checkpointer.newest_first(checkpoints)  # Fails early without checkpoints.
   spec = envs.spec(config.env)
   agent = config.agent.make(spec)
   like = jax.eval_shape(
@@ -192,7 +192,7 @@ def load(
 
 
 def _config(saved: run_dirs.Config) -> process.Config:
-  """Returns the pipeline's config of a run."""
+  """Returns the config of a run's pipeline."""
   if saved.experiment is None:
     if saved.beyond:
       raise types.ConfigError(
@@ -218,7 +218,7 @@ def _config(saved: run_dirs.Config) -> process.Config:
 
 
 def _class(name: str, package: str) -> type:
-  """Returns the class of a config from its name, MODULE:Config."""
+  """Returns the class of a config by its name, MODULE:Config."""
   if not re.fullmatch(rf"seedx\.{package}\.\w+(\.\w+)?:Config", name):
     raise types.ConfigError(
       f"expected the config of this run, because its {name} is not part of"
@@ -244,16 +244,16 @@ def _chosen(checkpoints: checkpoint.Checkpoints, which: str) -> list[int]:
 def _rows(
   specs: types.Tree, observation: types.Tree
 ) -> tuple[types.Tree, int | None]:
-  """Returns a batch of observations, and its size; None for a single one.
+  """Returns a batch; and its number of rows, or None for one observation.
 
   Raises:
     types.ConfigError: the observation does not match the specs.
   """
-  structure: Any = jax.tree.structure(specs)  # Its stubs lack a method.
+  structure: Any = jax.tree.structure(specs)  # JAX's stubs lack a method.
   try:
     plain = _plain(observation)
     leaves = [np.asarray(x) for x in structure.flatten_up_to(plain)]
-  except ValueError as error:  # Another nest, or a ragged list.
+  except ValueError as error:  # The nest differs, or a list is ragged.
     raise types.ConfigError(
       f"expected an observation of {jax.tree.map(_in_words, specs)},"
       f" found another nest: {' '.join(str(error).split())}"
@@ -294,7 +294,7 @@ def _in_words(array: types.Array) -> str:
 
 
 def _of_rows(name: str, value: types.Array, size: int) -> np.ndarray:
-  """Broadcasts a value to all rows; raises types.ConfigError if it cannot."""
+  """Broadcasts a value to all rows; types.ConfigError if its shape is wrong."""
   array = np.asarray(value)
   if array.shape not in ((), (size,)):
     raise types.ConfigError(

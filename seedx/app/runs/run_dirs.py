@@ -191,7 +191,7 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
   path = pathlib.Path(run_dir).expanduser()
   try:
     content = json.loads(files.Folder(path).read(CONFIG))
-    # Raises for strings that UTF-8 cannot encode.
+    # Raises ValueError if UTF-8 cannot encode a string.
     json.dumps(content, ensure_ascii=False).encode()
   except (FileNotFoundError, NotADirectoryError) as error:
     raise types.ConfigError(
@@ -226,7 +226,7 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
 
 
 def trusted(run_dir: str | os.PathLike[str], trust: bool) -> Config:
-  """Reads `config.json`, and refuses code that is not seedx's unless trusted.
+  """Reads `config.json`; unless `trust`, refuses code that is not seedx's.
 
   Raises:
     types.ConfigError: see `config` and `check_code`.
@@ -345,7 +345,7 @@ def check_resumed(saved: Config, asked: object, run_dir: str) -> None:
   """Checks that a run can be resumed with the settings of a config.
 
   Raises:
-    types.ConfigError: a setting differs that must stay the same in a run, or
+    types.ConfigError: a setting that must stay the same in a run differs, or
       `run_dir`, the option for the directory of a new run, is given.
   """
   old = configs.values(restored(asked, saved))
@@ -398,12 +398,12 @@ def settings_of_all_hosts(asked: object) -> dict[str, Any]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-  """Returns a label for each run; equal labels and environments form a group.
+  """Returns a label for each run; a group has one label and one environment.
 
   Runs are in the same group if they differ only in their seed and in settings
   without labels, such as `checkpoint_every_seconds`. A label is written as on a
-  command line, `impala --agent a2c`: the name of the experiment, and the
-  options in which its runs differ in at least one environment.
+  command line, `impala --agent a2c`: the name of the experiment, and those
+  options that differ among its runs in at least one environment.
   """
   names = {run.experiment: _short(run.experiment) for run in runs}
   uses = collections.Counter(names.values())

@@ -1,8 +1,8 @@
 """Interquartile means and their bootstrap confidence intervals.
 
-The interquartile mean leaves out the lowest and the highest quarter, rounded
-down to whole values. Agarwal et al. 2021, "Deep Reinforcement Learning at the
-Edge of the Statistical Precipice", https://arxiv.org/abs/2108.13264.
+The interquartile mean leaves out the lowest and the highest quarter of values
+(rounded down). Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of
+the Statistical Precipice", https://arxiv.org/abs/2108.13264.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,13 +45,13 @@ def iqm(
   """Returns the interquartile mean over curves, and its 95% interval.
 
   Args:
-    curves: one or more arrays `[points, 2]` with columns x, increasing, and y.
+    curves: one or more arrays `[points, 2]` with columns x (increasing) and y.
     at: `[P]` increasing values of x.
 
   Returns:
     The mean and the lower and upper end of the interval at these x, each `[P]`;
-    NaN before the first curve begins. A curve has its first y before its first
-    x, and its last y after its last x.
+    NaN before the first curve begins. Before its first x, a curve has its first
+    y; after its last x, its last y.
   """
   values = np.stack([np.interp(at, xy[:, 0], xy[:, 1]) for xy in curves])
   values[:, at < min(xy[0, 0] for xy in curves)] = np.nan
@@ -70,7 +70,7 @@ def pooled(parts: Sequence[np.ndarray]) -> tuple[float, float, float]:
 
   Args:
     parts: values of each environment, `[runs]`. The bootstrap draws within each
-      environment, so that all of them always count.
+      environment, so that every environment always counts.
   """
   rng = np.random.default_rng(0)
   resampled = [rng.choice(x, size=(_RUN_RESAMPLES, len(x))) for x in parts]
@@ -93,7 +93,7 @@ def _interval(
   values: np.ndarray, resampled: np.ndarray
 ) -> tuple[float, float, float]:
   """Returns a mean and its interval, given resampled values `[draws, n]`."""
-  from scipy import stats  # Its import takes a second.
+  from scipy import stats  # The import takes half a second.
 
   means = stats.trim_mean(resampled, 0.25, axis=1)
   low, high = np.quantile(means, (0.025, 0.975))

@@ -1,4 +1,4 @@
-"""Compares experiments with the same environment, budget and seeds.
+"""Compares experiments, all with the same environment, budget and seeds.
 
   seedx compare --total-steps 300000
 

@@ -57,7 +57,7 @@ class Range:
   def draw(self, rng: random.Random) -> str:
     """Draws a number, as a word of a command line."""
     low, high = self.low, self.high
-    if self.whole:  # Otherwise, rounding would draw the ends too rarely.
+    if self.whole:  # Without this, rounding would draw the ends too rarely.
       low, high = low - 0.5, high + 0.5
     if self.log:
       drawn = math.exp(rng.uniform(math.log(low), math.log(high)))
@@ -87,13 +87,13 @@ def space(texts: Mapping[str, Any], kinds: Mapping[str, Any]) -> Space:
       parsed.
   """
   if not texts:
-    raise types.ConfigError("expected search SETTING=VALUES,..., found nothing")
+    raise types.ConfigError("expected --search SETTING=VALUES,..., found none")
   spaces: dict[str, Choice | Range] = {}
   for name, text in texts.items():
     name = name.replace("-", "_")
     if name not in kinds:
       raise types.ConfigError(
-        f"expected search of a setting among {', '.join(kinds)}; found {name}"
+        f"expected --search of a setting among {', '.join(kinds)}; found {name}"
       )
     spaces[name] = _values(name, str(text), kinds[name])
   return spaces
@@ -114,7 +114,7 @@ def grid(space: Space) -> list[dict[str, str]]:
   for name, values in space.items():
     if isinstance(values, Range):
       raise types.ConfigError(
-        f"expected search of {name} as A|B with method grid, found"
+        f"expected --search {name}=A|B with method grid, found"
         f" {'..'.join(values.values)}"
       )
   combinations = itertools.product(*(x.values for x in space.values()))
@@ -141,6 +141,6 @@ def _values(name: str, text: str, kind: Any) -> Choice | Range:
 
 def _wrong(name: str, text: str) -> types.ConfigError:
   return types.ConfigError(
-    f"expected search of {name} as LOW..HIGH, as log:LOW..HIGH with 0 < LOW, or"
-    f" as A|B, found {text!r}"
+    f"expected --search of {name} as LOW..HIGH, as log:LOW..HIGH with 0 < LOW,"
+    f" or as A|B, found {text!r}"
   )

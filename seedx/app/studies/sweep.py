@@ -71,8 +71,8 @@ class Options:
     env: name of the environment, for an experiment without --env of its own.
     total_steps: env steps of each run.
     seed: seed of the draws and of the trials.
-    seeds: number of final runs of the best trial, and of the default settings;
-      their seeds follow --seed.
+    seeds: number of final runs with the best trial's settings, and with the
+      default settings; their seeds follow --seed.
     trial_cpus: number of CPUs that Ray reserves for a trial.
     trial_resources: other resources that Ray reserves for a trial, such as
       GPU=0.5.
@@ -171,7 +171,7 @@ def _search(
   env: str,
   pool: "tuning.Pool",
 ) -> int:
-  """Trains the trials, then the best and the default; returns the status."""
+  """Trains trials, then best and default values; returns the exit status."""
   run_dir = pool.run_dir
   print(
     f"{len(values)} trials of {words[0]} on {env} | {run_dir}",
@@ -212,7 +212,7 @@ def _search(
   lines, sentences = {}, []
   for label, group in final.items():
     results = _results(group, run_dir, failed)
-    # A failed run is not a result.
+    # Failed runs are neither drawn nor part of the mean.
     lines[label] = [x.lines for x in results if x.lines and not x.error]
     sentences += [
       f"{label}: mean return {_mean(lines[label])} with seeds {first} to"
@@ -285,7 +285,7 @@ def _table(
 
 
 def _mean(runs: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-  """Formats the mean of the runs' last returns, and each return."""
+  """Formats the runs' last returns: their mean, then each."""
   last = [run[-1]["episode_return"] for run in runs]
   returns = [x for x in last if x is not None]
   if not returns:

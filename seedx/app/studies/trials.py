@@ -2,7 +2,7 @@
 
 A trial has a directory and a process of its own. The process runs `python -m
 seedx.app.studies.trials EXPERIMENT [options]`, which is `seedx train`, except
-that it also ends, with a checkpoint, when its standard input closes. So no
+that it also ends, with a checkpoint, when its standard input closes. Thus, no
 trial outlives the program that started it.
 """
 
@@ -82,7 +82,7 @@ class Result:
       lines = metrics.read_lines(path)
     except FileNotFoundError:
       lines = []
-    except KeyError as missing:  # The file of another program.
+    except KeyError as missing:  # Another program wrote the file.
       lines, error = [], error or f"{run_dirs.METRICS} without {missing}"
     return cls(trial, lines, error, cpu_seconds)
 
@@ -182,7 +182,7 @@ class Running:
 
 
 def cause(text: str) -> str:
-  """Returns the last line of a program's output that is not only symbols.
+  """Returns the last line with a letter or a digit in a program's output.
 
   The last line of a traceback has the error. Codes for colours are removed.
   """
@@ -220,7 +220,7 @@ def experiments_of(items: Sequence[str]) -> tuple[str, ...]:
 
 
 def folder_of(words: str) -> str:
-  """Returns the name of a directory for an experiment with its options."""
+  """Returns the name of a directory for an experiment and its options."""
   return "-".join(words.replace("--", "").replace("/", "_").split())
 
 
@@ -249,7 +249,7 @@ def words_of(experiment: str, env: str, total_steps: int) -> list[str]:
 
 
 def read(words: Sequence[str]) -> "programs.Asked":
-  """Parses the words of a trial; if wrong, prints a line and exits with 2."""
+  """Parses a trial's words; if wrong, prints a line and exits with status 2."""
   programs = importlib.import_module("seedx.app.cli.programs")
   module = experiments.load_module(words[0])
   config, _ = programs.read(module.EXPERIMENT, words[1:], module.__name__)

@@ -133,7 +133,7 @@ class _Trainable(tune.Trainable):
   """A trial as an actor of Ray Tune."""
 
   def setup(self, config: dict[str, Any], **parameters: Any) -> None:
-    """Prepares a trial; Tune calls it on the trial's actor."""
+    """Starts the trial's process; Tune calls this method in the actor."""
     trials, run_dir = parameters["trials"], parameters["run_dir"]
     share = parameters["needs"].get("GPU", 0)
     if 0 < share < 1:
@@ -164,7 +164,7 @@ class _Trainable(tune.Trainable):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
   def wait(self) -> None:
-    """Returns when all earlier calls of this actor have returned."""
+    """Does nothing: when it returns, the actor's earlier calls have ended."""
 
 
 class _Stopper(tune.Stopper):

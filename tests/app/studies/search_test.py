@@ -71,7 +71,7 @@ def test_names_may_have_dashes_like_flags():
 @pytest.mark.parametrize(
   ("texts", "message"),
   [
-    ({}, "found nothing"),
+    ({}, "found none"),
     ({"rat": "1..2"}, "found rat"),
     ({"rate": "2..1"}, "LOW..HIGH"),
     ({"rate": "1..inf"}, "LOW..HIGH"),

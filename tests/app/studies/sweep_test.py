@@ -28,7 +28,7 @@ SEARCH = "learning_rate=log:1e-4..1e-2,entropy_cost=0.001|0.01"
   ("words", "message"),
   [
     (["nothing", "--search", SEARCH], "expected an experiment of a2c"),
-    (["ppo"], "found nothing"),
+    (["ppo"], "found none"),
     (["ppo", "--search", "seed=1|2"], "found seed"),
     (["ppo", "--search", "total_steps=1|2"], "found total_steps"),
     (["ppo", "--search", SEARCH, "--method", "grid"], "A|B with method grid"),
@@ -164,7 +164,7 @@ def test_a_failed_run_of_the_best_trial_is_left_out_of_its_mean(
 
 @pytest.fixture
 def started(tmp_path):
-  """A function that starts a sweep as a program, which is killed at the end."""
+  """Yields a function that starts sweeps as programs; kills them at the end."""
   with_ray.needed()
   begun = []
 
