@@ -50,8 +50,8 @@ def config_of(pipeline, name, **fields):
   )
 
 
-# The agent of the experiment `a2c` with the options `SMALL`. Tests of both use
-# the same compiled programs.
+# The agent of the experiment `a2c` with the options `SMALL`: tests with this
+# agent and tests with these options use the same compiled programs.
 A2C = dataclasses.replace(
   a2c_experiment.EXPERIMENT.config.agent, hidden_sizes=(8,)
 )
@@ -73,7 +73,7 @@ def steps_of(run_dir):
 
 
 def play(policy, seed):
-  """Plays an episode with `policy.act`; returns its return."""
+  """Plays an episode with `policy.act`; returns the episode's return."""
   act = jax.jit(policy.act)
   environment = envs.make(policy.env, 1, seed=seed)
   environment.reset()
@@ -346,7 +346,7 @@ def handlers():
 def test_a_signal_ends_a_run_early_and_its_handler_is_restored(
   number, exception, tmp_path, capfd
 ):
-  """The script itself ends, too, unless it sets `return_interrupted`."""
+  """`train` raises, which ends a script, unless `return_interrupted` is set."""
   before, sink = handlers(), running.Lines()
 
   def interrupt():
@@ -435,7 +435,7 @@ def test_seedx_trains_evaluates_plots_and_exports(tmp_path, monkeypatch, capfd):
   words = ["--resume", str(run_dir), "--total-steps", "200"]
   assert programs.main(a2c_experiment, words) == 0
   assert steps_of(run_dir)[-1] >= 200
-  # An experiment does not resume a script's run, nor a script an experiment's.
+  # An experiment and a script do not resume each other's runs.
   script = str(tmp_path / "script")
   app.train(small(), run_dir=script, quiet=True)
   error = programs.refused(a2c_experiment, ["--resume", script], capfd)
@@ -530,7 +530,7 @@ def python(folder, *words):
     *(
       pytest.param(*case, marks=pytest.mark.long)
       for case in (
-        # These files have names of seedx's experiments, but are custom.
+        # Custom experiments in files named like an experiment of seedx.
         ("a2c.py", ["a2c.py"], "a2c:EXPERIMENT"),
         ("experiments/a2c.py", ["-m", "experiments.a2c"], "experiments.a2c:"),
       )
@@ -541,7 +541,7 @@ def test_a_run_of_a_custom_experiment_is_evaluated_and_resumed(
   path, words, name, tmp_path
 ):
   (tmp_path / path).parent.mkdir(exist_ok=True)
-  # Without this file, the repository's package `experiments` is imported.
+  # Without this file, Python would import the repository's `experiments`.
   (tmp_path / path).with_name("__init__.py").touch()
   (tmp_path / path).write_text(CUSTOM)
   done = python(tmp_path, *words, "--run-dir", "run")

@@ -51,7 +51,7 @@ def test_a_runs_cpu_time_is_divided_into_work_and_overhead():
     ("run over bound", ""): pytest.approx(0.25),
     ("run over environments alone", ""): pytest.approx(0.125),
     ("idle share of the cores", ""): pytest.approx(0.25),
-    # 1 core at 50e3 env steps/s is 20 us; acting and learning take 8 of them.
+    # 1 core at 50e3 env steps/s is 20 us a step, 8 of them to act and learn.
     ("learner beside work", "CPU us/env step"): pytest.approx(12),
     ("other processes beside work", "CPU us/env step"): pytest.approx(8),
     ("learner beside work", "CPU ms/message"): pytest.approx(1.2),
@@ -139,7 +139,7 @@ class Running:
 
 def test_samples_come_from_the_later_half_of_a_run(monkeypatch):
   lines = [{"wall_seconds": x, "learner_steps": x > 2} for x in range(12)]
-  # CPU seconds of the learner (7), an early (8) and a late process (9).
+  # CPU seconds by process id: 7 is the learner, 8 ends early, 9 begins late.
   cpu = iter([{7: 1.0, 8: 1.0}, {7: 2.0, 8: 1.0}, {7: 3.0}, {7: 5.0, 9: 1.0}])
   outside = types_lib.SimpleNamespace(seconds=0.25)
   clock = iter([100.0, 101.0, 101.5, 102.0])
@@ -151,7 +151,7 @@ def test_samples_come_from_the_later_half_of_a_run(monkeypatch):
   assert run.ended
   assert [x.line["wall_seconds"] for x in samples] == [6, 7, 8, 9]
   assert runs.cores_used(7, samples) == (2.0, 0.5)
-  with pytest.raises(types.ConfigError, match="more --seconds help"):
+  with pytest.raises(types.ConfigError, match="increase --seconds"):
     runs.cores_used(7, samples[:1])
 
 
@@ -162,7 +162,7 @@ def test_samples_come_from_the_later_half_of_a_run(monkeypatch):
 def test_a_disturbed_run_has_no_ratios_and_a_reason(
   parts, start, end, ratios, monkeypatch, tmp_path, capsys
 ):
-  """Processes outside disturb the parts alone, or the run of 2 seconds."""
+  """Outside processes disturb the parts' measurement, or the run's (2 s)."""
   replies = {"reply_seconds_p50": 0.002, "reply_seconds_p99": 0.005}
   line = {"steps_per_second": 50e3, "episode_return": 9.0, **replies}
   pid = os.getpid()
@@ -210,7 +210,7 @@ def test_a_wrong_experiment_is_refused_in_one_line(words, capsys):
 @pytest.mark.long
 def test_all_figures_are_present_and_consistent(tmp_path, capsys):
   output = tmp_path / "found.jsonl"
-  wrong = "impala --learner-devices 99"  # Its failure must not end the others.
+  wrong = "impala --learner-devices 99"  # The benchmark continues without it.
   words = ["--experiments", f"{wrong},{SEED}", "--output", str(output)]
   words = ["--quick", *words, "--seconds", "4"]
   assert main.main(words) == 1

@@ -57,7 +57,7 @@ def remembering_agent():
 
 
 def by_hand(acting, seed, episodes):
-  """Plays as `remembering_agent` does, in NumPy; returns the returns."""
+  """Computes the returns of `remembering_agent`'s episodes in NumPy."""
   environment = envpool_adapter.EnvPoolEnvironment(CARTPOLE, 1, seed=seed)
   environment.reset()
   returns, total, core_state, action = [], 0.0, None, None
@@ -129,7 +129,7 @@ def test_the_rest_of_a_cut_episode_is_not_an_episode():
 
 
 class StopAfter:
-  """A stop that is set after a number of steps."""
+  """A stop event that is set after a number of steps."""
 
   def __init__(self, steps):
     self.steps = steps
@@ -155,7 +155,7 @@ ACTING = np.array([0.2, 0.7, 1.3], np.float32)
 
 
 def of_rows(played, num_envs=3):
-  """Returns the returns of each environment's episodes, in order."""
+  """Groups returns by environment, in the order of the episodes."""
   return [played.returns[played.row == k].tolist() for k in range(num_envs)]
 
 
@@ -164,7 +164,7 @@ def test_each_row_may_have_its_own_parameters():
   agent = agent.make(envs.spec(CARTPOLE))
   init = jax.jit(lambda key: agent.acting(agent.init(key)))
   policies = [init(jax.random.key(k)) for k in range(3)]
-  # Large parameters, so that the policies differ.
+  # Large parameters make the policies differ.
   policies = jax.tree.map(lambda x: 4 * x, policies)
   rows = jax.tree.map(lambda *x: np.stack(x), *policies)
   together = player(agent, num_envs=3, num_episodes=6, per_row=True)
@@ -237,7 +237,7 @@ class Scripted:
 
 
 def script(monkeypatch, *made):
-  """Makes `envs.make` return these environments; returns those not yet made."""
+  """Makes `envs.make` return these in turn; returns an iterator of the rest."""
   left = iter(made)
 
   def make(env, num_envs, *, seed):
@@ -301,7 +301,7 @@ PONG = envs.Config(
   ids=["lstm", "frames"],
 )
 def test_the_memory_in_an_evaluation_evolves_as_in_training(env, fields):
-  """Environments and parameters are the same, and episodes end on the way."""
+  """Both use the same environments and parameters, and some episodes end."""
   spec = envs.spec(env)
   agent = vtrace.Config(hidden_sizes=(8,), **fields).make(spec)
   agent = dataclasses.replace(agent, step=agent.greedy)
@@ -364,7 +364,7 @@ def test_a_summary_agrees_with_a_simple_computation():
   # The middle four of -50 1 2 3 4 5 7 100.
   assert summary["iqm"] == (2 + 3 + 4 + 5) / 4
   assert summary["iqm_low"] < summary["iqm"] < summary["iqm_high"]
-  # A bootstrap that sorts each resample.
+  # The reference is a bootstrap that sorts each resample.
   rng = np.random.default_rng(7)
   draws = np.sort(rng.choice(returns, (2_000, 8)), axis=1)
   means = np.sort(draws[:, 2:6].mean(axis=1))
@@ -404,7 +404,7 @@ def test_evaluations_are_due_at_regular_intervals_of_steps(
       running.wait_until(lambda: evaluation.due(10**9))
   assert steps == [130, 200, 460]
   evaluation.finish(470, np.float32(0.2), stop=False)
-  # These steps have already been evaluated.
+  # A second call evaluates nothing, since these steps have been evaluated.
   evaluation.finish(470, np.float32(0.2), stop=False)
   lines = evaluated(tmp_path)
   assert [x["env_steps"] for x in lines] == [130, 200, 460, 470]

@@ -27,7 +27,7 @@ from tests.agents import dqn_test
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
 
-# `use_policy.py` in docs/tasks.md is a shorter form of this.
+# `use_policy.py` in docs/tasks.md is a shorter form of this script.
 USE_IT = """\
 import json, pathlib, jax, jax.export, numpy as np
 spec = json.loads(pathlib.Path("policy.json").read_text())
@@ -81,7 +81,7 @@ ROWS = 5
 
 @functools.cache
 def make_policy(name):
-  """Returns a policy with random parameters, far from uniform."""
+  """Returns a policy that random parameters make far from uniform."""
   fields, observation, action = KINDS[name]
   spec = types.EnvironmentSpec(
     observation, action, action_mask="legal" if name == "masked" else None

@@ -98,7 +98,7 @@ def test_a_run_ends_early_at_stop_at(tmp_path, capfd):
 def test_stop_at_is_compared_with_evaluations_if_there_are_any(
   reached, tmp_path, monkeypatch
 ):
-  """Returns in training are above 5, the value of `--stop-at`."""
+  """The returns in training exceed 5, the value of `--stop-at`."""
   played = evaluator.Played(np.array([reached]), np.array([0]), 9, 0)
   monkeypatch.setattr(evaluator.Evaluator, "play", lambda *_: played)
   total = 3000 if reached < 5 else 10_000_000

@@ -55,7 +55,7 @@ def test_a_failing_sink_is_reported_once_and_tried_again(capfd):
 
 
 def test_a_sink_gets_the_lines_after_a_failure_of_the_disk(tmp_path):
-  """Both files stay readable, and lack only lines of the failure."""
+  """Both files stay readable, and lack only lines written during failures."""
   script = """
 import os, resource, sys
 from seedx import metrics
@@ -96,7 +96,7 @@ for sink in sinks:
     x["env_steps"] for x in metrics.read_lines(tmp_path / "metrics.jsonl")
   }
   assert {*range(10), *range(50, 60)} <= steps and len(steps) < 60
-  # Each failure begins a new file of events, which has room for a few lines.
+  # After a failure, events continue in a new file, with room for a few lines.
   for name, maximum in (("lines", 1), ("events", 10)):
     failures = done.stderr.count(f"cannot write {name} (")
     assert 1 <= failures <= maximum

@@ -85,8 +85,8 @@ def test_the_mean_begins_with_the_first_curve_and_keeps_last_values():
   np.testing.assert_allclose(
     mean, [np.nan, 4 / 3, (5 + 4 + 15) / 3, 44 / 3, (15 + 4 + 30) / 3, 18]
   )
-  # 1 in 27 resamples (more than 2.5%) is three times the lowest curve, and 1
-  # is three times the highest one.
+  # 1 in 27 resamples (more than 2.5%) draws the lowest curve three times, and
+  # as many draw the highest one three times.
   np.testing.assert_allclose(low, [np.nan, 0, 4, 4, 4, 4])
   np.testing.assert_allclose(high, [np.nan, 4, 15, 30, 30, 30])
 
@@ -210,7 +210,7 @@ def test_seed_role_and_address_do_not_separate_groups(tmp_path):
 def test_presets_of_environments_do_not_separate_groups(tmp_path):
   cart, pong = {"env": "CartPole-v1", "epochs": 8}, {"env": "Pong-v5"}
   assert labels_of(tmp_path, cart, pong | {"epochs": 4}) == ["ppo", "ppo"]
-  # An option that differs in one environment is in the labels of all.
+  # An option that differs in one environment is in the labels of all runs.
   labels = labels_of(tmp_path, cart, pong | {"epochs": 4}, pong | {"epochs": 8})
   assert labels == ["ppo --epochs 8", "ppo --epochs 4", "ppo --epochs 8"]
 
@@ -279,7 +279,7 @@ def test_both_panels_have_the_mean_and_the_interval(tmp_path, drawn):
   for axes, end in ((against_steps, 200.0), (against_time, 20.0)):
     (line,) = axes.lines
     np.testing.assert_allclose(line.get_xydata()[-1], [end, 5.0])
-    # The first return is halfway, and the line begins there.
+    # The first return comes halfway, and the line begins there.
     assert end / 2 <= line.get_xdata()[0] < end / 2 * 1.02
     band, seeds = axes.collections
     assert len(seeds.get_segments()) == 4
@@ -376,7 +376,7 @@ def test_runs_of_very_different_length_have_a_logarithmic_axis(tmp_path, drawn):
   for axes in drawn[0].axes:
     assert axes.get_xscale() == "log"
     short = axes.lines[0].get_xydata()
-    # The short line has most of the 200 points that each line may have.
+    # Each line may have 200 points; the short run's line has most of them.
     assert len(short) > 150
     assert axes.get_xlim()[0] < short[0, 0]
 
@@ -549,7 +549,7 @@ def errors(tmp_path):
   yield [none, none], "found none (no episode has ended)"
   yield [good, "--output", "a.gif"], ".png, .svg, .pdf, found 'a.gif'"
   yield [good, "--output", f"{good}/x/a.png"], "cannot write"
-  yield [good, "--metric", "entropie"], "a metric of env_steps"
+  yield [good, "--metric", "entropie"], "a metric among env_steps"
   yield [good, "--x", "seconds"], "env_steps,wall_seconds, found 'seconds'"
   yield [good, "--scores", "--metric", "x"], "found --metric x"
 
@@ -591,7 +591,7 @@ def test_no_two_groups_look_the_same():
     for i in range(210)
   ]
   assert len(set(looks)) == 210
-  # The first 30 also differ in grey.
+  # The first 30 looks also differ in grey.
   assert len({look[1:] for look in looks[:30]}) == 30
 
 

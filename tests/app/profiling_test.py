@@ -15,7 +15,7 @@ from seedx.pipelines import seed
 
 
 def spans(folder):
-  """Returns the names of the events of the trace in a folder."""
+  """Returns the names of all events in a folder's trace."""
   (path,) = folder.glob("plugins/profile/*/*.trace.json.gz")
   events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
   return {event.get("name") for event in events}

@@ -156,7 +156,7 @@ def test_a_signal_at_the_first_import_leaves_no_traceback(
 @pytest.mark.parametrize(
   ("experiment", "words", "number"),
   [
-    # Environments of `a2c` and actors of `seed_vtrace` are other processes.
+    # Environments of `a2c` and actors of `seed_vtrace` run in other processes.
     (a2c, SMALL, signal.SIGTERM),
     (seed_vtrace, (), signal.SIGINT),
   ],

@@ -21,7 +21,7 @@ class Env:
   """An environment.
 
   Attributes:
-    env: EnvPool's name of it, or MODULE:FACTORY: one
+    env: name in EnvPool, or MODULE:FACTORY: one
       of yours.
     env_options: options of EnvPool or your factory.
     info_keys: info entries that join the observation.
@@ -59,7 +59,7 @@ class Agent(Base, Plain):
   Attributes:
     discount: discount of later rewards.
     td_lambda: weight of longer returns.
-    double: whether two networks judge.
+    double: whether there are two networks.
     recurrent: whether there is a memory.
     hidden_sizes: units of the layers.
     image_torso: the network for images.
@@ -96,7 +96,7 @@ class Run:
 
   Attributes:
     num_envs: number of environments.
-    seconds: seconds of patience.
+    seconds: seconds to wait.
     total_steps: env steps to learn for.
     run_dir: directory of the results; runs/<experiment>/<time> if empty.
   """
@@ -206,8 +206,8 @@ def test_a_setting_has_its_sentence_and_its_class_default():
   settings = configs.settings(Run(4, env=Env("Pong-v5")))
   env = settings["env"]
   assert env.default == "CartPole-v1"
-  assert env.help == "EnvPool's name of it, or MODULE:FACTORY: one of yours."
-  # `Agent` has this default, although the agent of `Run` has 0.9.
+  assert env.help == "name in EnvPool, or MODULE:FACTORY: one of yours."
+  # This is the default of the class `Agent`; the agent of `Run` has 0.9.
   assert settings["td_lambda"].default == 1.0
 
 
@@ -481,7 +481,7 @@ def test_help_has_each_options_placeholder_and_sentence(capfd):
   for text in (
     "--num-envs N number of environments (default: 4)",
     "--image-torso {nature,impala} the network for images (default: nature",
-    "--double, --no-double whether two networks judge (default: True)",
+    "--double, --no-double whether there are two networks (default: True)",
     "env: --env ",
     "longer returns (preset: 0.9; default: 1.0)",
     "your factory (preset: a=1)",

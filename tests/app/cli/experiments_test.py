@@ -169,7 +169,7 @@ def test_a_run_that_does_not_begin_leaves_no_directory(
   [
     (ppo, [], True),
     (seed_ppo, [], True),
-    # The run's actors may be other processes of this machine.
+    # Here, the processes outside may include the run's own actors.
     (seed_ppo, ["--role", "learner", "--address", "127.0.0.1:1"], False),
     (seed_ppo, ["--launcher", "ray"], False),
   ],

@@ -12,7 +12,7 @@ from seedx.app.cli import configs, experiments, programs
 from seedx.pipelines import sync
 from tests import programs as programs_of_tests
 
-# It also shares the specs of environments: those of games are read from files.
+# The fixture also shares specs of environments; games' specs come from files.
 compiled_once = programs_of_tests.compiled_once
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "Pong-v5")
@@ -38,7 +38,7 @@ OF_EXPERIMENTS = {
   },
   # These values are older than the defaults of the class, and not measured.
   ("impala", "ppo"): {"epochs", "minibatches", "entropy_cost"},
-  # Horgan et al. 2018 have dueling networks and a ladder of epsilons. The
+  # Horgan et al. 2018 use dueling networks and a ladder of epsilons. The
   # target periods are those of the measurements in docs/results.md.
   ("apex_dqn", ""): {"dueling", "epsilon_ladder", "target_period"},
   ("gorila_dqn", ""): {"target_period"},
@@ -63,7 +63,7 @@ PAIRS = [
 
 @functools.cache
 def preset(name, agent, **fields):
-  """Returns an experiment's config with its presets for some settings."""
+  """Returns an experiment's config with these settings, and their presets."""
   experiment = experiments.load(name)
   config = configs.replaced(experiment.with_agent(agent), fields)
   return experiment.with_presets(config, agent)[0]
@@ -125,7 +125,7 @@ def test_an_experiment_has_the_replay_of_its_agents_module(name):
 @pytest.mark.parametrize(("name", "agent"), PAIRS)
 def test_every_preset_applies_and_makes_an_agent(name, agent):
   for env in ENVS:
-    # A resume begins without presets, and must have the same settings.
+    # A resume applies no presets, so presets must not add or remove settings.
     settings = configs.settings(experiments.load(name).with_agent(agent))
     assert settings.keys() == values(name, agent, env=env).keys()
     check_agent(name, agent, env=env)
@@ -200,12 +200,12 @@ def test_the_command_line_overrides_presets():
     ("dqn", "--env tests.own_envs:Bandit", ""),
     ("seed_vtrace", "--env tests.own_envs:Bandit", ""),
     ("ppo", "--env MiniGrid-Empty-5x5-v0", ""),
-    # Presets that are requested or switched off.
+    # Presets that `--presets` requests or switches off.
     ("ppo", "--env tests.own_envs:Bandit --presets images", "Atari (not meas"),
     ("ppo", "--env CartPole-v1 --presets continuous", "continuous actions: "),
     ("ppo", "--env Pong-v5 --presets none", ""),
     ("anakin_ppo", "--env seedx:Catch --presets images", "MinAtar: total_"),
-    # Presets of an agent for its pipeline.
+    # Presets that a pipeline has for one of its agents.
     ("a3c", "--agent dqn", "dqn: envs_per_worker 4, unroll_length 5"),
     ("anakin_dqn", "--agent rainbow", "rainbow: "),
   ],

@@ -132,7 +132,7 @@ def test_environments_have_a_spec_or_are_refused_in_one_line():
   ]
   accepted = 0
   for config in asked:
-    if config.env == "a:b":  # It would start a process.
+    if config.env == "a:b":  # `envs.spec` would start a process.
       continue
     try:
       envs.spec(config)

@@ -40,7 +40,7 @@ class Config(sync.Config):
 
 
 def written(path, config):
-  """Writes a run of a config, and returns what is read from it."""
+  """Writes a run with a config; reads and returns the config and the run."""
   path.mkdir()
   run_dirs.write(path, run_dirs.record(config, config, None))
   line = {"env_steps": 1, "wall_seconds": 1.0, "episode_return": 1.0}

@@ -85,7 +85,7 @@ def _own(trained):
 
 
 def _state(folder):
-  """Returns modes and contents in a folder; reads only regular files."""
+  """Returns modes of files in a folder, and the contents of regular files."""
   state = {}
   for path in [folder, *sorted(folder.rglob("*"))]:
     status = path.lstat()
@@ -153,7 +153,7 @@ def test_planted_files_in_a_run_are_not_followed(
     _run_on_planted(command, name, kind, trained, tmp_path / str(k), capfd)[0]
     for k, name in enumerate(_NAMES)
   ]
-  # Most commands do not use most of the names, and succeed.
+  # The command succeeds with each name that it does not use.
   assert ended.count(0) >= len(_NAMES) // 3
 
 
@@ -163,7 +163,7 @@ def test_nothing_begins_in_a_directory_with_a_taken_name(
   command, kind, trained, tmp_path, monkeypatch, capfd
 ):
   if command == "sweep":
-    pytest.importorskip("ray.tune")  # Ray does not start.
+    pytest.importorskip("ray.tune")  # Ray is not started.
   monkeypatch.chdir(tmp_path)
   for name in _BEGIN[command].split():
     status, is_kept = _run_on_planted(
@@ -181,7 +181,7 @@ def test_a_sweep_keeps_files_that_it_does_not_write(started, tmp_path):
   run_dir.mkdir()
   outside.mkdir()
   (outside / "own").write_text("the user's own")
-  # `_state` would read a sparse file.
+  # `_state` would read a sparse file as a whole.
   for k, kind in enumerate(_KINDS.keys() - {"a sparse file"}):
     _KINDS[kind](run_dir / str(k), outside)
   for name in ("config", "sweep", "trials", "tune"):

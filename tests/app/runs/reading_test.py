@@ -39,7 +39,7 @@ _VALUES = st.recursive(
 
 
 class WorkedError(types.ConfigError):
-  """Raised once a directory has been read, to skip the rest."""
+  """Raised once a directory has been read, to skip the rest of a program."""
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_any_metrics_are_read_or_refused_in_one_line(data, trained, read):
 @hypothesis.given(cut=st.integers(0, 100))
 @_EXAMPLES
 def test_a_torn_last_line_is_no_error(cut, tmp_path):
-  """A killed run leaves half a line, behind which a resumed run continues."""
+  """A killed run leaves half a line; a resumed run writes behind it."""
   lines = [{"env_steps": i, "wall_seconds": i / 3, "x": "y"} for i in range(5)]
   whole = "".join(json.dumps(line) + "\n" for line in lines)
   last = json.dumps({**lines[-1], "env_steps": 7})

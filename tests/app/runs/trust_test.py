@@ -23,7 +23,7 @@ from tests import programs, running
 
 own_signals = programs.own_signals
 
-# A module that leaves a mark when imported, with all names that a run may use.
+# A module with all names that a run may use; its import leaves a mark.
 _CODE = """
 import pathlib
 pathlib.Path(__file__).with_name("imported").touch()
@@ -121,7 +121,7 @@ VECTORS = {
 
 @pytest.fixture
 def theirs(begun, tmp_path, monkeypatch):
-  """Writes a run of `VECTORS`; its code must not run or change `sys.path`."""
+  """Yields a writer of runs of `VECTORS`; checks that their code never runs."""
 
   def write(case):
     run, changes, reason = VECTORS[case]
