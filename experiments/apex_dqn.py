@@ -22,7 +22,7 @@ EXPERIMENT = app.Experiment(
     fetch_interval=400,
     learner=learner.InboxConfig(unroll_length=8, batch_size=8),
   ),
-  # Close to Horgan et al. 2018, scaled to one machine.
+  # Values close to Horgan et al. 2018, scaled to one machine.
   images=app.preset(
     measured=False,
     total_steps=10_000_000,

@@ -138,8 +138,8 @@ def discrepancy(
   """Returns the mean Q-value discrepancy of each step of a sequence, `[L]`.
 
   `unrolls` has K unrolls of each environment, `[L, num_envs * K, ...]`, oldest
-  first; one starts every `period` steps. A sequence begins with its core state
-  if `stored_state`, otherwise with zeros. `extras.outputs` are the Q-values.
+  first, with `period` steps from start to start. Each begins with its own core
+  state if `stored_state`, otherwise with zeros. `extras.outputs` are Q-values.
   """
   greedy = agent.greedy
   assert greedy is not None
