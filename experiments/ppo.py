@@ -22,7 +22,7 @@ EXPERIMENT = app.Experiment(
   images=app.preset(
     measured=False, total_steps=10_000_000, num_envs=8, unroll_length=128
   ),
-  # Minibatches consist of whole unrolls, so their number must divide `num_envs`.
+  # Minibatches have whole unrolls, so their number must divide `num_envs`.
   recurrent=app.preset(minibatches=4),
 )
 
