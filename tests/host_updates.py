@@ -29,12 +29,8 @@ def shared():
   return learner_test
 
 
-def plain_agent():
-  return shared().agent_of()
-
-
 def normalizing_agent():
-  return shared().normalizing_agent()
+  return shared().agent_of()
 
 
 def ppo_agent():
@@ -46,7 +42,7 @@ def ppo_agent():
 CASES = {
   "normalized": (normalizing_agent, 1, range(3), {0, 1}),
   "normalized, starved": (normalizing_agent, 1, range(3), {0}),
-  "starved, micro-batches": (plain_agent, 2, [0], {1}),
+  "starved, micro-batches": (normalizing_agent, 2, [0], {1}),
   "ppo": (ppo_agent, 1, [0, 1], {0, 1}),
   "idle": (ppo_agent, 1, [0], set()),
 }

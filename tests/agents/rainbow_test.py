@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
@@ -246,3 +247,21 @@ def test_learning_draws_new_noise_for_each_update():
   assert len({float(output.metrics["loss"]) for _, output in results}) == 2
   # The scale of the noise is learned, too.
   assert all(np.any(x) for x in jax.tree.leaves(results[0][0].params))
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.0])
+def test_the_target_network_has_noise_of_its_own(scale, monkeypatch):
+  """The loss is the distance of two networks with the same parameters."""
+
+  def distance(config, atoms, evaluation):
+    online, target = (x.logits[1:] for x in evaluation[:2])
+    gap = jnp.abs(online - target).mean(axis=(-2, -1))
+    return losses.QLearningLoss(gap, gap, jnp.ones_like(gap))
+
+  monkeypatch.setattr(rainbow, "_loss", distance)
+  agent = config_of(**NOISY, noise_scale=scale).make(SPEC)
+  state = state_of(**NOISY, noise_scale=scale)
+  state = dataclasses.replace(state, target_params=state.params)
+  gradients = jax.jit(agent.gradients)
+  _, output = gradients(state, jax.random.key(0), sample_of(**NOISY))
+  assert (output.metrics["loss"] > 0.01) == (scale > 0)

@@ -57,7 +57,7 @@ def test_a_trace_starts_after_an_update_and_lasts_for_its_seconds(monkeypatch):
   def line(updates):
     now[0] += 1.0
     trace.write({"learner_steps": updates})
-    return profiler.calls
+    return profiler.calls.copy()
 
   assert line(0) == line(0) == line(1) == []
   assert line(5) == line(6) == ["start"]

@@ -270,7 +270,11 @@ def test_help_begins_with_ten_common_settings(name, words, expected, capfd):
   always = {"total_steps", "presets", "run_dir", "env", "learning_rate"}
   assert settings > always | expected
   # Settings of several hosts come last in their part.
-  assert output.find("--micro-batches") <= output.find("--host-index")
+  places = [output.find(x) for x in ("--micro-batches", "--host-index")]
+  if name == "gorila_dqn":
+    assert places == [-1, -1]
+  else:
+    assert 0 < places[0] < places[1]
 
 
 # Presets of a custom experiment
