@@ -460,6 +460,71 @@ def test_a_restored_replay_continues_bitwise(make, num_before):
     chex.assert_trees_all_equal(saved_and_read(other), saved_and_read(source))
 
 
+class Overlapping:
+  """A prioritized source of two environments whose unrolls share rows.
+
+  A step's version is its environment, and its action is its number.
+  """
+
+  def __init__(self, num_envs, seed=0):
+    config = replay_config(PRIORITIZED, capacity=128, ratio=1.7)
+    plan = plan_lib.Plan(
+      1000, 8, config, unroll_length=NUM_STEPS, num_envs=num_envs
+    )
+    core = jax.devices()[:1]
+    self.source = plan.source(agent_of(), core, jax.random.key(seed))
+
+  def add(self, env, numbers):
+    """Adds the unrolls of `[2]` environments, and returns the batches."""
+    batches = []
+    for number in numbers:
+      unroll = unrolls(env)
+      unroll = unroll._replace(action=unroll.action + number * NUM_STEPS)
+      priorities = np.ones((2, WINDOWS), np.float32)
+      origin = np.stack([env, np.full_like(env, number)], axis=1)
+      share = types.Share(unroll, priorities, origin)
+      for batch in self.source([jax.device_put(share, jax.devices()[0])]):
+        part = batch.parts[0]
+        batches.append(jax.tree.map(np.asarray, part))
+        new = part.unroll.version[0] + 1.0 + part.unroll.action[0] % 5
+        self.source.learned(batch.windows, [new])
+    return batches
+
+  @property
+  def num_rows(self):
+    """Number of rows written so far, which are fewer than in the ring."""
+    return int(self.source.states[0].ring.book.next_row)
+
+
+@pytest.mark.parametrize(
+  "num_envs", [pytest.param(0, marks=pytest.mark.slow), 2]
+)
+def test_after_a_resume_rows_are_shared_with_the_unrolls_that_are_continued(
+  num_envs,
+):
+  env, rows = np.array([5, 6], np.int32), 2 * (LENGTH - NUM_STEPS)
+  whole = Overlapping(num_envs)
+  whole.add(env, range(6))
+  saved = saved_and_read(whole.source)
+  same, later = (Overlapping(num_envs, seed=9) for _ in range(2))
+  for resumed in (same, later):
+    resumed.source.restore(saved)
+  expected, actual = (x.add(env, range(6, 9)) for x in (whole, same))
+  assert len(expected) > 4
+  chex.assert_trees_all_equal(actual, expected)
+  chex.assert_trees_all_equal(*map(saved_and_read, (same.source, whole.source)))
+  assert same.num_rows == rows + 2 * 9 * NUM_STEPS
+  # The environments of a resumed run are new, and so are their first unrolls.
+  later.add(env + 2, range(3))
+  assert later.num_rows == 2 * rows + 2 * 9 * NUM_STEPS
+  kept = jax.device_get(later.source.states[0].ring.unrolls)
+  version, action = (x[: 2 * 9] for x in (kept.version, kept.action))
+  expected = np.repeat([*range(6), *range(3)], 2) * NUM_STEPS
+  np.testing.assert_array_equal(action, expected[:, None] + np.arange(LENGTH))
+  expected = np.array([5, 6] * 6 + [7, 8] * 3)
+  np.testing.assert_array_equal(version, expected[:, None] + 0 * version)
+
+
 def test_a_saved_state_stays_the_same_while_learning_continues():
   source = make_prioritized(ratio=4.0)
   learn(source, range(3))
