@@ -10,19 +10,17 @@ _NOTEBOOKS = ["ipykernel", "jupytext", "nbclient", "nbformat"]
 
 _TEST = [
   *_NOTEBOOKS,
-  "coverage>=7.10",
   "hypothesis",
   "imageio-ffmpeg",
-  "minatar",
-  "mypy",
   "psutil>=6",
   "pytest",
   "pytest-timeout",
   "pytest-xdist",
   "pyyaml",
-  "ray[tune]>=2.60",
-  "ruff",
 ]
+_RAY = ["ray[tune]>=2.60"]
+# What the fast tests do not need, since it takes long to install.
+_CI = [*_TEST, *_RAY, "coverage>=7.10", "minatar", "mypy", "ruff"]
 
 _ROOT = pathlib.Path(__file__).parent
 _PACKAGE = (_ROOT / "seedx/__init__.py").read_text()
@@ -96,8 +94,9 @@ setuptools.setup(
   ],
   extras_require={
     "test": _TEST,
+    "ci": _CI,
     "notebooks": _NOTEBOOKS,
-    "ray": ["ray[tune]>=2.60"],
+    "ray": _RAY,
     **_ACCELERATORS,
   },
 )

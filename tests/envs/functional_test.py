@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from minatar.environments import asterix, breakout
 
 from seedx import envs
 from seedx.envs import functional
@@ -214,8 +213,17 @@ def test_bsuite_tasks_equal_references(reference, env, size):
   assert_same(env, steps, ("bit",), scale=1e-7)
 
 
+def published(game, **options):
+  """Returns a game of MinAtar, which the extra `test` does not install."""
+  pytest.importorskip("minatar")
+  from minatar.environments import asterix, breakout
+
+  return {"asterix": asterix, "breakout": breakout}[game].Env(**options)
+
+
+@pytest.mark.slow
 def test_breakout_equals_minatar():
-  reference = breakout.Env()
+  reference = published("breakout")
   reference.random = np.random.RandomState(0)
   random, steps = np.random.default_rng(0), []
 
@@ -255,9 +263,10 @@ class Draws:
     return self._rank % size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ramping", [True, False])
 def test_asterix_equals_minatar(ramping):
-  reference = asterix.Env(ramping=ramping)
+  reference = published("asterix", ramping=ramping)
   env = minatar.Asterix(ramping=ramping)
   random = np.random.default_rng(0)
   timers = ("spawn_timer", "spawn_speed", "move_timer", "move_speed")
@@ -335,15 +344,13 @@ def test_sticky_actions_repeat_the_last_action(game):
   assert (last[~repeated] == 2).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  ("game", "reference"),
-  [
-    (minatar.Breakout, breakout.Env()),
-    (minatar.Asterix, asterix.Env(ramping=True)),
-  ],
+  ("game", "name"),
+  [(minatar.Breakout, "breakout"), (minatar.Asterix, "asterix")],
 )
-def test_minimal_actions_equal_those_of_minatar(game, reference):
-  minimal = np.array(reference.minimal_action_set())
+def test_minimal_actions_equal_those_of_minatar(game, name):
+  minimal = np.array(published(name).minimal_action_set())
   env, full = game(sticky=0.0, minimal_actions=True), game(sticky=0.0)
   assert (env.action.num_values, full.action.num_values) == (len(minimal), 6)
 

@@ -318,6 +318,7 @@ def test_a_server_runs_the_code_that_its_own_learner_names(env):
   assert played == addresses.all()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_other_machines_could_reach_is_not_used(monkeypatch):
   """A cluster that refuses this process is not used either."""
   module = pytest.importorskip("ray")
@@ -343,6 +344,7 @@ def test_a_cluster_that_other_machines_could_reach_is_not_used(monkeypatch):
       )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("users", [None, "own"])
 def test_a_token_of_this_process_is_hidden_from_later_programs(
   users, monkeypatch

@@ -158,12 +158,16 @@ def test_planted_files_in_a_run_are_not_followed(
 
 
 @pytest.mark.parametrize("kind", ["a link to nothing", "a pipe", "a directory"])
-@pytest.mark.parametrize("command", _BEGIN)
+@pytest.mark.parametrize(
+  "command",
+  # A sweep needs Ray, although it does not start here.
+  ["train", "compare", pytest.param("sweep", marks=pytest.mark.slow)],
+)
 def test_nothing_begins_in_a_directory_with_a_taken_name(
   command, kind, trained, tmp_path, monkeypatch, capfd
 ):
   if command == "sweep":
-    pytest.importorskip("ray.tune")  # Ray is not started.
+    pytest.importorskip("ray.tune")
   monkeypatch.chdir(tmp_path)
   for name in _BEGIN[command].split():
     status, is_kept = _run_on_planted(

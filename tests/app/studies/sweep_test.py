@@ -52,7 +52,9 @@ def test_wrong_options_are_refused_before_ray_starts(
   assert not os.listdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_directory_with_a_run_is_refused_and_unchanged(tmp_path, capfd):
+  pytest.importorskip("ray.tune")
   (tmp_path / "config.json").write_text("{}")
   with pytest.raises(SystemExit):
     sweep.main(["ppo", "--search", SEARCH, "--run-dir", str(tmp_path)])
