@@ -55,18 +55,24 @@ def slow_but(fast, cases):
 
 # The files that take longest come first, so that no worker starts one late.
 _LONGEST = (
-  "agents_test",
-  "anakin_test",
-  "resume_test",
   "pipelines_test",
+  "agents_test",
+  "resume_test",
+  "anakin_test",
   "evaluate_test",
-  "app_test",
-  "plot_test",
+  "wire_test",
   "own_envs_test",
-  "learner_test",
+  "every_loss_test",
+  "hangs_test",
+  "first_lines_test",
   "experience_test",
-  "functional_test",
+  "app_test",
+  "learner_test",
+  "unroll_server_test",
+  "rows_test",
+  "hostile_test",
   "sync_test",
+  "functional_test",
 )
 
 

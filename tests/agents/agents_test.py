@@ -239,17 +239,15 @@ class Case:
 case_of = functools.cache(Case)
 
 
-# Every agent, and most kinds of observations and actions.
+# Most agents, and most kinds of observations and actions.
 FAST = [
-  ("a2c", "vector"),
   ("vtrace", "recurrent_bfloat16"),
   ("vtrace", "masked"),
   ("ppo", "normalized"),
   ("dqn", "dict"),
   ("r2d2", "vector"),
-  ("rainbow", "masked"),
 ]
-# Other pairs for which an agent has separate code.
+# Other agents, and other pairs for which an agent has separate code.
 SLOW = [
   ("vtrace", "image"),
   ("vtrace", "integer"),
@@ -267,6 +265,8 @@ SLOW = [
   ("r2d2", "image"),
   ("r2d2", "masked"),
   ("rainbow", "image"),
+  ("rainbow", "masked"),
+  ("a2c", "vector"),
 ]
 
 
@@ -465,8 +465,13 @@ def with_hyperparameters(state, **values):
 
 
 # One case per algorithm.
+_ONE_EACH = {case[0]: (case,) for case in SLOW + FAST}
 every_algorithm = pytest.mark.parametrize(
-  "names", {names[0]: names for names in FAST}.values(), ids="-".join
+  ("names",),
+  conftest.slow_but(
+    [_ONE_EACH[case[0]] for case in FAST], list(_ONE_EACH.values())
+  ),
+  ids="-".join,
 )
 
 

@@ -22,6 +22,7 @@ def own_module():
   return module
 
 
+@pytest.mark.slow
 def test_an_update_differs_from_that_of_ppo_only_by_the_penalty(monkeypatch):
   assert len(TEXT.splitlines()) < 40
   mine = own_module()

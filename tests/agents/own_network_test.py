@@ -43,7 +43,9 @@ class Gained(nn.Module):
 @pytest.mark.parametrize(
   ("pipeline", "name"),
   [
-    pytest.param(*cell, marks=() if cell[0] == "sync" else pytest.mark.long)
+    pytest.param(
+      *cell, marks=pytest.mark.slow if cell[0] == "sync" else pytest.mark.long
+    )
     for cell in _CELLS.items()
   ],
 )

@@ -349,6 +349,7 @@ def test_an_update_ends_at_the_first_minibatch_above_target_kl():
   assert limited.updates == 1
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_not_reached_changes_nothing():
   limited = {**SEVERAL, "target_kl": 1e3}
   expected, plain = jitted("update", **SEVERAL)(state_of(), KEY, unroll_of())

@@ -129,7 +129,9 @@ def inverse(x):
   return np.sign(x) * ((inside / 2e-3) ** 2 - 1)
 
 
-@pytest.mark.parametrize("stored_state", [True, False])
+@pytest.mark.parametrize(
+  "stored_state", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_loss_and_priorities_are_those_of_the_paper(stored_state):
   """Each network burns in on its own, from the stored state or from zeros."""
   fields = {} if stored_state else {"stored_state": False}

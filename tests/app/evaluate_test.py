@@ -159,6 +159,7 @@ def of_rows(played, num_envs=3):
   return [played.returns[played.row == k].tolist() for k in range(num_envs)]
 
 
+@pytest.mark.slow
 def test_each_row_may_have_its_own_parameters():
   agent = vtrace.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8)
   agent = agent.make(envs.spec(CARTPOLE))
@@ -296,10 +297,11 @@ PONG = envs.Config(
   ("env", "fields"),
   [
     (CARTPOLE, {"recurrent": True, "lstm_size": 8}),
-    pytest.param(PONG, {"stack_frames": 3}, marks=pytest.mark.slow),
+    (PONG, {"stack_frames": 3}),
   ],
   ids=["lstm", "frames"],
 )
+@pytest.mark.slow
 def test_the_memory_in_an_evaluation_evolves_as_in_training(env, fields):
   """Both use the same environments and parameters, and some episodes end."""
   spec = envs.spec(env)

@@ -73,6 +73,7 @@ def test_quiet_prints_only_the_result(tmp_path, capfd):
   )
 
 
+@pytest.mark.slow
 def test_a_run_ends_early_at_stop_at(tmp_path, capfd):
   """Settings of one start, such as `stop_at`, are not saved."""
   folder, total = tmp_path / "run", 10_000_000
@@ -237,6 +238,7 @@ def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
     assert part in last
 
 
+@pytest.mark.slow
 def test_the_first_lines_list_the_settings_that_presets_change(tmp_path, capfd):
   words = "--env Pendulum-v1 --entropy-cost 0.5 --total-steps 20"
   assert train(words, tmp_path / "run") == 0

@@ -486,6 +486,7 @@ def test_a_run_that_is_given_twice_counts_once(tmp_path, drawn):
 # The program
 
 
+@pytest.mark.slow
 def test_plotting_needs_neither_jax_nor_a_display(tmp_path):
   words = [make_run(tmp_path / str(seed), seed=seed) for seed in range(2)]
   path = tmp_path / "figure.svg"

@@ -877,6 +877,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, interpreters):
     running.wait_until(lambda: not alive(waiting) and not alive(stuck))
 
 
+@pytest.mark.slow
 def test_workers_can_import_jax_where_their_parent_cannot(interpreters):
   script = """
 import sys

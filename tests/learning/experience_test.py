@@ -19,7 +19,7 @@ from seedx.agents import base
 from seedx.learning import experience, replayed
 from seedx.learning import plan as plan_lib
 from seedx.runtime import memory
-from tests import fakes
+from tests import conftest, fakes
 
 NUM_STEPS, WINDOW = 4, 3
 LENGTH = NUM_STEPS + WINDOW - 1
@@ -117,7 +117,10 @@ def test_without_a_replay_each_unroll_is_in_exactly_one_batch():
 
 
 @pytest.mark.parametrize("min_steps", [32, 33])
-@pytest.mark.parametrize(("ratio", "batch_size"), [(4, 8), (0.3, 8), (1.7, 32)])
+@pytest.mark.parametrize(
+  ("ratio", "batch_size"),
+  conftest.slow_but([(1.7, 32)], [(4, 8), (0.3, 8), (1.7, 32)]),
+)
 def test_batches_follow_the_replay_ratio_from_min_steps_on(
   ratio, batch_size, min_steps
 ):

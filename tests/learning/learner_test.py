@@ -163,7 +163,9 @@ def learned(num_cores, micro_batches):
   return learner_, params_before, line
 
 
-@pytest.mark.parametrize(("num_cores", "micro_batches"), [(2, 1), (2, 4)])
+@pytest.mark.parametrize(
+  ("num_cores", "micro_batches"), conftest.slow_but([(2, 4)], [(2, 1), (2, 4)])
+)
 def test_micro_batches_and_cores_learn_the_same_as_the_whole_batch(
   num_cores, micro_batches
 ):
@@ -451,7 +453,10 @@ def with_one(name, value, at=(2, 3)):
 
 
 @pytest.mark.parametrize(
-  ("agent", "micro_batches"), [(agent_of, 1), (agent_of, 4), (ppo_agent, 1)]
+  ("agent", "micro_batches"),
+  conftest.slow_but(
+    [(agent_of, 4)], [(agent_of, 1), (agent_of, 4), (ppo_agent, 1)]
+  ),
 )
 def test_an_update_that_is_not_finite_is_skipped(agent, micro_batches):
   learner_ = make(2, micro_batches, agent())

@@ -342,7 +342,9 @@ def with_own_priorities(agent):
   return dataclasses.replace(agent, priorities=priorities)
 
 
-@pytest.mark.parametrize("pipeline", ["sync", "seed"])
+@pytest.mark.parametrize(
+  "pipeline", ["sync", pytest.param("seed", marks=pytest.mark.slow)]
+)
 def test_the_agent_computes_first_priorities_from_the_same_unrolls(
   pipeline, tmp_path, monkeypatch
 ):
@@ -371,7 +373,7 @@ def test_the_agent_computes_first_priorities_from_the_same_unrolls(
 @pytest.mark.parametrize(
   ("pipeline", "name"),
   conftest.slow_but(
-    [("sync", "dqn"), ("seed", "dqn")],
+    [("sync", "dqn")],
     [
       (pipeline, name)
       for pipeline in ("sync", "seed", "apex", "gorila")
@@ -420,9 +422,8 @@ def stored_unrolls(state):
   return jax.tree.map(lambda x: np.moveaxis(x[:count], 0, 1), unrolls)
 
 
-@pytest.mark.parametrize(
-  "name", ["dqn", pytest.param("r2d2", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn", "r2d2"])
 def test_anakins_replay_stores_each_step_of_an_environment_once(name, tmp_path):
   made = running.Own(config_of("anakin", name, tmp_path, 400))
   run_all(made, made.nodes)

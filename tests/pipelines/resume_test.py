@@ -474,6 +474,7 @@ def test_a_finished_run_resumes_to_the_same_checkpoint(finished, capfd):
   assert lines[-1]["learner_steps"] == last["learner_steps"] > 0
 
 
+@pytest.mark.slow
 def test_total_steps_can_be_raised(finished):
   (first,) = steps_of(finished)
   before = raw_lines(finished)
@@ -589,7 +590,9 @@ def test_a_directory_without_a_run_of_this_version_is_refused(
 
 
 @pytest.mark.parametrize(
-  ("minimum", "learned"), [(0, False), (400, True)], ids=["at once", "late"]
+  ("minimum", "learned"),
+  [(0, False), pytest.param(400, True, marks=pytest.mark.slow)],
+  ids=["at once", "late"],
 )
 def test_a_run_that_fails_has_saved_its_newest_state(
   minimum, learned, tmp_path, monkeypatch, capfd

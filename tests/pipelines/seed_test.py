@@ -187,6 +187,7 @@ def _visiting(run):
   environment.close()
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_gives_its_slots_back(training):
   seeds, before = [], training.acted.saved()["unrolls_discarded"]
   for _ in range(3):

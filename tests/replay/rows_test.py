@@ -156,8 +156,17 @@ def test_the_replay_keeps_the_references_unrolls_and_their_priorities(name):
   assert {period, length} == set(num_new)
 
 
-@pytest.mark.parametrize("kind", [replay.Uniform, replay.Prioritized])
-@pytest.mark.parametrize("name", ["transitions", "sequences in order"])
+@pytest.mark.parametrize(
+  ("name", "kind"),
+  conftest.slow_but(
+    [("sequences in order", replay.Prioritized)],
+    [
+      (name, kind)
+      for name in ("transitions", "sequences in order")
+      for kind in (replay.Uniform, replay.Prioritized)
+    ],
+  ),
+)
 def test_all_windows_of_kept_unrolls_are_sampled_equally_often(name, kind):
   length, _, window, *_ = SIZES[name]
   memory, reference = memory_of(name, kind), Reference(name)
@@ -187,6 +196,7 @@ def test_all_windows_of_kept_unrolls_are_sampled_equally_often(name, kind):
   assert np.all(np.abs(counts - 200) < 6 * 200**0.5)
 
 
+@pytest.mark.slow
 def test_in_order_a_full_replay_has_its_capacity_and_stores_each_step_once():
   for name in ("in order", "sequences in order"):
     _, period, _, size, _ = SIZES[name]

@@ -128,6 +128,7 @@ def test_late_modules_are_imported_in_one_file():
   assert files == _LATE
 
 
+@pytest.mark.slow
 def test_late_modules_are_not_loaded_before_they_are_used():
   """Neither a run's command line, nor an agent, nor EnvPool loads them."""
   script = f"""

@@ -102,7 +102,6 @@ TOTAL_STEPS, MIN_STEPS = 1500, 20
 BATCH_STEPS = 20
 # Pipelines with remote actors or workers, some of whose steps are on the way.
 REMOTE = ("seed", "impala", "apex", "gorila")
-FAST = [("sync", "a2c", 2)]
 CELLS = [
   *(
     (*cell, n)
@@ -122,7 +121,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(
-  ("pipeline", "name", "length"), conftest.slow_but(FAST, CELLS)
+  ("pipeline", "name", "length"), conftest.slow_but([], CELLS)
 )
 def test_schedules_and_ratios_follow_env_steps(
   pipeline, name, length, tmp_path, seen

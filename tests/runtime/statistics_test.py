@@ -159,7 +159,7 @@ def config_of(pipeline, env, tmp_path, **changes):
 
 @pytest.mark.parametrize(
   "pipeline",
-  conftest.slow_but([("sync",), ("seed",)], [(x,) for x in AGENTS]),
+  conftest.slow_but([("sync",)], [(x,) for x in AGENTS]),
 )
 def test_a_run_counts_what_environments_log(
   pipeline, tmp_path, forking, monkeypatch

@@ -10,6 +10,7 @@ import pytest
 
 from seedx import envs, types
 from seedx.app.cli import command_line, configs, experiments, programs, synonyms
+from tests import conftest
 from tests import programs as programs_of_tests
 
 compiled_once = programs_of_tests.compiled_once
@@ -37,6 +38,8 @@ _PAIRS = [
   for name in experiments.shipped()
   for agent in experiments.load(name).agents or [""]
 ]
+# Agents and pipelines that differ.
+_FAST = [("apex_dqn", ""), ("seed_ppo", ""), ("gorila_dqn", "")]
 _PROGRAMS = (
   "evaluate",
   "export",
@@ -94,7 +97,7 @@ def test_synonyms_are_for_settings_that_exist():
 _SEEN = set()
 
 
-@pytest.mark.parametrize(("name", "agent"), _PAIRS)
+@pytest.mark.parametrize(("name", "agent"), conftest.slow_but(_FAST, _PAIRS))
 def test_experiments_accept_or_refuse_each_value_in_one_line(name, agent):
   asked = programs.asked_of(experiments.load(name), agent)
   spec = envs.spec(asked.run.env)
