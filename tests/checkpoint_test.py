@@ -157,6 +157,7 @@ def test_a_checkpoint_of_an_older_version_is_not_reported_as_damaged(tmp_path):
   assert not isinstance(caught.value, checkpoint.Damaged)
 
 
+@pytest.mark.slow
 def test_many_saves_leave_nothing_in_memory(tmp_path, monkeypatch):
   monkeypatch.setattr(os, "fsync", lambda _: None)
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=2)

@@ -47,6 +47,7 @@ class Bandit(functional.Episodic):
     return jax.nn.one_hot(state.arm, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("program", "words"),
   [
@@ -54,11 +55,10 @@ class Bandit(functional.Episodic):
       anakin_ppo,
       "--agent a2c --num-envs 8 --unroll-length 4 --updates-per-call 50",
     ),
-    pytest.param(
+    (
       anakin_dqn,
       "--replay-capacity 2000 --replay-min-steps 200 --replay-batch-size 32"
       " --epsilon-steps 1000",
-      marks=pytest.mark.slow,
     ),
   ],
   ids=["a2c", "dqn"],

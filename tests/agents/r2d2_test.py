@@ -277,6 +277,7 @@ def test_the_number_of_updates_follows_the_replay_ratio():
 # The figure
 
 
+@pytest.mark.slow
 def test_the_figures_discrepancy_is_0_only_with_the_states_of_acting():
   # The first sequences begin within an episode, as in a replay that is full.
   sequences = played()[2:]

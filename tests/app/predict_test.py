@@ -76,6 +76,7 @@ def test_an_observation_may_be_a_nest_and_an_action_a_vector():
   np.testing.assert_array_equal(again, action)
 
 
+@pytest.mark.slow
 def test_predict_agrees_with_act_over_several_steps():
   """Half of the rows begin a new episode at step 3."""
   policy, rng = policy_of("recurrent"), np.random.default_rng(1)

@@ -583,6 +583,7 @@ def test_a_replay_starts_empty_with_a_message_if_the_saved_one_does_not_fit(
   assert message in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_importance_exponent_rises_over_the_whole_run():
   """Importance weights for beta are those for beta = 1, raised to beta."""
   uneven = with_priorities(0, changed=[((slice(None), 0, 0), 50.0)])

@@ -16,6 +16,7 @@ def test_each_number_occurs_once(size):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8193, 16_384])
 def test_every_place_is_equally_likely(size):
   keys = jax.random.split(jax.random.key(0), 128)

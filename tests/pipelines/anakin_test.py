@@ -91,9 +91,8 @@ def train_from(made, start, updates):
   return saved(made)
 
 
-@pytest.mark.parametrize(
-  "num_seeds", [1, pytest.param(2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_seeds", [1, 2])
 def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
   num_seeds, monkeypatch
 ):

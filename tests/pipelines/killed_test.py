@@ -73,6 +73,7 @@ def test_a_killed_parameter_server_gets_its_parameters_back(tmp_path):
     assert run.child("server-1").pid != victim.pid
 
 
+@pytest.mark.slow
 def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
   tmp_path, monkeypatch
 ):

@@ -248,9 +248,9 @@ def unlucky(agent):
 
 
 # Gorila's skipped gradients have tests of their own.
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  ("pipeline", "name"),
-  conftest.slow_but([("a3c", "a2c")], [("impala", "vtrace"), ("a3c", "a2c")]),
+  ("pipeline", "name"), [("impala", "vtrace"), ("a3c", "a2c")]
 )
 def test_updates_that_are_not_finite_are_skipped_and_counted(
   pipeline, name, tmp_path

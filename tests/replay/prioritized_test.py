@@ -464,6 +464,7 @@ def test_find_in_a_million_leaves_returns_one_above_0_near_the_amount(kind):
   assert np.all(np.append(0, ends)[leaf] <= amount + slack)
 
 
+@pytest.mark.slow
 def test_small_priorities_among_a_million_are_drawn_in_proportion():
   capacity = 2**20 // WINDOWS
   ring = replay.Prioritized(capacity, WINDOW)
