@@ -48,16 +48,16 @@ class Listener:
     except OSError:
       self._socket.close()
       raise
-    self._changed = threading.Condition()
-    # By secret of an expected client: its socket, or None until it connects.
-    self._expected: dict[bytes, socket.socket | None] = {}
+    self._lock = threading.Lock()
+    # By secret, the clients that are expected to connect.
+    self._expected: dict[bytes, _Expected] = {}
     threading.Thread(target=self._accept, name="wire", daemon=True).start()
 
   def expect(self) -> str:
     """Returns a secret in hexadecimal, with which one client may connect."""
     secret = secrets.token_bytes(pipe_lib.SECRET_BYTES)
-    with self._changed:
-      self._expected[secret] = None
+    with self._lock:
+      self._expected[secret] = _Expected()
     return secret.hex()
 
   def wait(self, digits: str, max_bytes: int) -> pipe_lib.Pipe | None:
@@ -67,11 +67,9 @@ class Listener:
     may have up to `max_bytes`.
     """
     secret = bytes.fromhex(digits)
-    with self._changed:
-      self._changed.wait_for(
-        lambda: self._expected[secret] is not None, _CONNECT_SECONDS
-      )
-      connected = self._expected.pop(secret)
+    self._expected[secret].has_connected.wait(_CONNECT_SECONDS)
+    with self._lock:
+      connected = self._expected.pop(secret).connected
     return None if connected is None else pipe_lib.Pipe(connected, max_bytes)
 
   def close(self) -> None:
@@ -115,12 +113,27 @@ class Listener:
 
   def _admit(self, connected: socket.socket, secret: bytes) -> None:
     connected.setblocking(True)
-    with self._changed:
-      if self._expected.get(secret, connected) is None:
-        self._expected[secret] = connected
-        self._changed.notify_all()
+    with self._lock:
+      expected = self._expected.get(secret)
+      if expected is not None and expected.connected is None:
+        expected.connected = connected
+        expected.has_connected.set()
         return
     connected.close()
+
+
+@dataclasses.dataclass
+class _Expected:
+  """A client that is expected to connect, for which one thread waits.
+
+  It has an event of its own, so that a client that connects wakes up only this
+  thread, not all threads that wait for clients.
+  """
+
+  has_connected: threading.Event = dataclasses.field(
+    default_factory=threading.Event
+  )
+  connected: socket.socket | None = None
 
 
 @dataclasses.dataclass

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import pathlib
+import queue
+import resource
 import socket
 import threading
 import time
@@ -126,6 +128,28 @@ def test_a_secret_lets_one_client_connect_once(tmp_path, listener):
   assert not os.path.exists(f"{path}-messages")
   client.send(message)  # An open pipe stays open.
   assert served.receive() == message
+
+
+def test_a_client_wakes_up_only_the_thread_that_waits_for_it(
+  tmp_path, listener
+):
+  number = 64
+  secrets = [listener.expect() for _ in range(number)]
+  arrived: queue.SimpleQueue[pipe.Pipe] = queue.SimpleQueue()
+  for secret in secrets:
+    target = lambda secret=secret: arrived.put(listener.wait(secret, 1000))
+    threading.Thread(target=target, daemon=True).start()
+
+  def wake_ups():  # Of all threads of this process.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+  time.sleep(0.1)  # Until the threads wait.
+  start, connected = wake_ups(), []
+  for secret in secrets:
+    connected.append(pipe.connect(f"{tmp_path}/sock", secret, 1000))
+    assert arrived.get() is not None
+  # If each client woke up all threads that wait, there would be 2,000 more.
+  assert wake_ups() - start < 16 * number
 
 
 def test_clients_without_a_secret_do_not_delay_others(
