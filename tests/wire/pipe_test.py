@@ -136,9 +136,12 @@ def test_a_client_wakes_up_only_the_thread_that_waits_for_it(
   number = 64
   secrets = [listener.expect() for _ in range(number)]
   arrived: queue.SimpleQueue[pipe.Pipe] = queue.SimpleQueue()
+
+  def wait(secret):
+    arrived.put(listener.wait(secret, 1000))
+
   for secret in secrets:
-    target = lambda secret=secret: arrived.put(listener.wait(secret, 1000))
-    threading.Thread(target=target, daemon=True).start()
+    threading.Thread(target=wait, args=(secret,), daemon=True).start()
 
   def wake_ups():  # Of all threads of this process.
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw

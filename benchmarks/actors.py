@@ -1,0 +1,182 @@
+"""Thin actors with canned environments, many in one process.
+
+  python -m benchmarks.actors ADDRESS ACTORS ROWS KIND
+
+`benchmarks.scale` starts this program, which loads no JAX. Each actor connects,
+and connects again after a loss, as any thin actor does. One thread sends the
+messages of all actors that are connected, then receives their actions. The
+program prints the time, by `time.monotonic`, when it begins, and whenever all
+actors have become connected and have received actions.
+"""
+
+import sys
+import threading
+import time
+from typing import NoReturn
+
+import dm_env
+import numpy as np
+
+from seedx import types, wire
+from seedx.acting import protocol
+
+# Time steps of an episode; the messages repeat after this number.
+_EPISODE = 64
+_SHAPES = {"numbers": ((4,), np.float32), "frames": ((84 * 84,), np.uint8)}
+NUMBERS, FRAMES = _SHAPES
+
+
+def spec(kind: str) -> types.EnvironmentSpec:
+  """Returns an environment's spec.
+
+  `NUMBERS` are the observations of CartPole. `FRAMES` have the size of one
+  frame of Atari, as a vector, so that an MLP computes the actions.
+  """
+  shape, dtype = _SHAPES[kind]
+  return types.EnvironmentSpec(
+    observation=dm_env.specs.Array(shape, dtype, "observation"),
+    action=dm_env.specs.DiscreteArray(2, dtype=np.int32),
+  )
+
+
+def messages(kind: str, rows: int) -> list[types.Rows]:
+  """Returns the messages of an actor; the second follows the last one.
+
+  Episodes have `_EPISODE` time steps, and end at different times.
+  """
+  observation = spec(kind).observation
+  row = np.arange(rows, dtype=np.int32)
+  canned = []
+  for step in range(_EPISODE + 1):
+    # No environment ends its first episode in its first two time steps.
+    phase = (step + row % (_EPISODE - 2)) % _EPISODE if step else 0 * row
+    reward = (phase > 0).astype(np.float32)
+    timestep = dm_env.TimeStep(
+      step_type=((phase > 0) + 1 * (phase == _EPISODE - 1)).astype(np.uint8),
+      reward=reward,
+      discount=(phase < _EPISODE - 1).astype(np.float32),
+      observation=np.full((rows, *observation.shape), step, observation.dtype),
+    )
+    ends = phase == _EPISODE - 1
+    total = np.where(ends, np.float32(0), np.float32(np.nan))
+    canned.append(types.Rows(row, timestep, total))
+  return canned
+
+
+class Actors:
+  """Actors that connect to one server.
+
+  Attributes:
+    times: times at which all actors had become connected and had received
+      actions.
+  """
+
+  def __init__(self, address: str, number: int, rows: int, kind: str) -> None:
+    """Starts to connect."""
+    self.times: list[float] = []
+    self._address = address
+    self._number = number
+    self._rows = rows
+    self._layouts = protocol.act_layouts(spec(kind), rows)
+    self._messages = messages(kind, rows)
+    self._stop = threading.Event()
+    self._changed = threading.Condition()
+    self._connected: list[_Connected] = []
+    self._threads = [
+      threading.Thread(target=self._connect, daemon=True) for _ in range(number)
+    ]
+    for thread in self._threads:
+      thread.start()
+
+  def run(self) -> None:
+    """Sends and receives until `stop`."""
+    was_complete = False
+    while not self._stop.is_set():
+      with self._changed:
+        self._changed.wait_for(lambda: self._connected or self._stop.is_set())
+        actors = list(self._connected)
+      for actor in actors:
+        actor.send(self._messages)
+      left = [actor for actor in actors if not actor.receive()]
+      with self._changed:
+        self._connected = [x for x in self._connected if x not in left]
+        complete = sum(x.step > 0 for x in self._connected) == self._number
+      for actor in left:
+        actor.over.set()
+      if complete and not was_complete:
+        self.times.append(time.monotonic())
+        print(self.times[-1], flush=True)
+      was_complete = complete
+
+  def stop(self) -> None:
+    """Ends `run` and all actors; any thread may call it."""
+    self._stop.set()
+    with self._changed:
+      self._changed.notify_all()
+      actors = list(self._connected)
+    for actor in actors:
+      actor.over.set()
+    for thread in self._threads:
+      thread.join()
+
+  def _connect(self) -> None:
+    wire.until_done(self._address, self._session, self._stop, "actor")
+
+  def _session(self, client: wire.Client) -> None:
+    hello = {"num_envs": self._rows}
+    exchange = client.exchange(protocol.ACT, *self._layouts, hello=hello)
+    actor = _Connected(exchange)
+    try:
+      with self._changed:
+        self._connected.append(actor)
+        self._changed.notify_all()
+      actor.over.wait()
+    finally:
+      exchange.close()
+    if actor.failure is not None:
+      raise actor.failure
+
+
+class _Connected:
+  """An actor that has connected.
+
+  Attributes:
+    step: number of actions received.
+    over: event that is set when the stream has ended.
+    failure: error that ended it, if any.
+  """
+
+  def __init__(self, exchange: wire.Stream) -> None:
+    self.step = 0
+    self.over = threading.Event()
+    self.failure: wire.WireError | None = None
+    self._exchange = exchange
+
+  def send(self, canned: list[types.Rows]) -> None:
+    """Sends the next message."""
+    number = self.step
+    if number:
+      number = 1 + (number - 1) % (len(canned) - 1)
+    self._exchange.send(canned[number])
+
+  def receive(self) -> bool:
+    """Receives actions; returns whether the stream continues."""
+    try:
+      actions = self._exchange.receive()
+    except wire.WireError as error:
+      self.failure = error
+      return False
+    self.step += 1
+    return actions is not None
+
+
+def main() -> NoReturn:
+  """Runs the actors that the command line describes until killed."""
+  address, number, rows, kind = sys.argv[1:]
+  print(time.monotonic(), flush=True)
+  Actors(address, int(number), int(rows), kind).run()
+  raise SystemExit
+
+
+if __name__ == "__main__":
+  main()
