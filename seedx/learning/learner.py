@@ -291,7 +291,9 @@ class Learner:
     Raises:
       RuntimeError: many updates in a row were skipped.
     """
-    result = self._update(self._state, self._inputs_of(batch))
+    inputs = self._inputs_of(batch)
+    self._release()
+    result = self._update(self._state, inputs)
     priorities = result.output.priorities
     with self._changing:
       output = result.output._replace(priorities=None)
@@ -424,6 +426,17 @@ class Learner:
           if self._pending[0].has_batch:
             self._source.counted(float(result.output.weight) / batches)
         del self._pending[0]
+
+  def _release(self) -> None:
+    """Releases the states before updates that have ended.
+
+    Otherwise, the next update would allocate a third state on the devices.
+    """
+    with self._changing:
+      self._pending = [
+        dataclasses.replace(x, before=None) if x.has_ended() else x
+        for x in self._pending
+      ]
 
   def _inputs(self, parts: Sequence[types.Tree]) -> updates.Inputs:
     """Returns the next update's inputs, from each core's part of a batch."""

@@ -19,7 +19,7 @@ class Update:
   """An update that may still be running.
 
   Attributes:
-    before: state before the update; None if the update had already ended.
+    before: state before the update; None if the update has ended.
     result: `updates.Result` without the state.
     has_batch: whether the update learns from a batch of this process.
   """
@@ -27,6 +27,10 @@ class Update:
   before: base.AgentState | None
   result: Any
   has_batch: bool
+
+  def has_ended(self) -> bool:
+    """Returns whether the update has ended without a failure."""
+    return self.before is None or _is_computed(self.result.skipped, 0.0)
 
 
 def newest_computed(

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import threading
+import weakref
 from unittest import mock
 
 import chex
@@ -427,6 +428,33 @@ def test_an_update_that_hangs_or_fails_is_not_saved(how, monkeypatch):
     )
     chex.assert_trees_all_equal(jax.device_get(learner_.saved()), saved_before)
   assert wait.called == (how == "fails")
+  learner_.finish()
+
+
+@pytest.mark.parametrize("how", ["ends", "runs"])
+def test_an_update_begins_with_one_state_on_the_devices(how, monkeypatch):
+  """The state before the last update is kept only while that update runs."""
+  learner_ = make(1)
+  update, first = learner_._update, weakref.ref(learner_._state.resets)
+  is_kept = []
+
+  def begun(state, inputs):
+    is_kept.append(first() is not None)
+    return update(state, inputs)
+
+  monkeypatch.setattr(learner_, "_update", begun)
+  batches = [
+    *experience.Once()(learner_.shares(unroll_of())),
+    *experience.Once()(learner_.shares(unroll_of(5))),
+  ]
+  is_ready = pending.is_ready
+  with monkeypatch.context() as patch:
+    patch.setattr(pending, "is_ready", lambda nest: False)
+    learner_.learn(batches[0])
+    if how == "ends":
+      patch.setattr(pending, "is_ready", is_ready)
+    learner_.learn(batches[1])
+  assert is_kept == [True, how == "runs"]
   learner_.finish()
 
 
