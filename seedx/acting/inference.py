@@ -389,6 +389,10 @@ class Inference:
       batch,
     )
     self._calls += 1
+    if self._device.platform != "cpu":
+      # The copy begins when the device has ended the step, not when this
+      # thread asks for it. On CPU there is nothing to copy.
+      actions.copy_to_host_async()
     return actions
 
   @functools.partial(jax.profiler.annotate_function, name="collect")

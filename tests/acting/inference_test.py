@@ -1,6 +1,8 @@
-"""Inference devices: separate random keys, and common metrics."""
+"""Inference devices: separate random keys, common metrics, early copies."""
 
+import contextlib
 import dataclasses
+import types as types_lib
 
 import jax
 import jax.numpy as jnp
@@ -29,14 +31,13 @@ def random_agent():
   return dataclasses.replace(fakes.counting_agent(), step=step)
 
 
-@pytest.fixture
-def acting():
-  """Runs two devices, each for one actor with `ROWS` environments."""
-  made = inference.Devices(
-    inference.Config((0, 1), inference_batch_size=ROWS),
+def devices_of(*indices):
+  """Returns devices, each for one actor with `ROWS` environments."""
+  return inference.Devices(
+    inference.Config(indices, inference_batch_size=ROWS),
     random_agent(),
     envs.spec(envs.Config("CartPole-v1")),
-    thin_actor.Config(num_actors=2, envs_per_actor=ROWS),
+    thin_actor.Config(num_actors=len(indices), envs_per_actor=ROWS),
     counters.Acted(),
     returns_are_sums=True,
     period=2,
@@ -45,6 +46,11 @@ def acting():
     sink=lambda share: True,
     rng_key=jax.random.key(0),
   )
+
+
+@contextlib.contextmanager
+def running_threads(made):
+  """Runs the threads of `made`."""
   team = running_lib.ThreadGroup()
   for name, run in made.threads.items():
     team.start(name, run)
@@ -53,13 +59,21 @@ def acting():
   team.join(60.0)
 
 
+@pytest.fixture
+def acting():
+  """Runs two devices."""
+  with running_threads(devices_of(0, 1)) as made:
+    yield made
+
+
 def actions_of(server, layouts):
   """Returns each device's actions for the same first observations."""
   rows = np.arange(ROWS, dtype=np.int32)
   timestep = acting_step.zero_inputs(server._acting.spec, ROWS).timestep
   inputs = types.Rows(rows, timestep, np.full(ROWS, np.nan, np.float32))
   actors = [
-    devices.Actor(server.open({"num_envs": ROWS}), layouts) for _ in range(2)
+    devices.Actor(server.open({"num_envs": ROWS}), layouts)
+    for _ in server._acting.devices
   ]
   for actor in actors:
     actor.send(inputs)
@@ -77,6 +91,42 @@ def test_each_device_acts_with_its_own_random_key(acting):
   )
   assert lines[-1]["inference_rows"] == ROWS
   assert {metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER} < set(lines[-1])
+
+
+class Recorded:
+  """Actions that record when they are copied, and when the host waits."""
+
+  def __init__(self, actions, events):
+    self._actions, self._events = actions, events
+
+  def copy_to_host_async(self):
+    self._events.append("copy")
+
+  def __array__(self, *arguments, **options):
+    self._events.append("wait")
+    return np.asarray(self._actions)
+
+
+@pytest.mark.parametrize(
+  ("platform", "expected"), [("cuda", ["copy", "wait"]), ("cpu", ["wait"])]
+)
+def test_the_copy_of_actions_begins_before_the_host_waits(platform, expected):
+  made, events = devices_of(0), []
+  (device,) = made.devices
+  act = device._act
+
+  def recorded(*arguments):
+    store, actions = act(*arguments)
+    return store, Recorded(actions, events)
+
+  device._act = recorded
+  device._device = types_lib.SimpleNamespace(platform=platform)
+  device._newest = lambda _: (jnp.float32(0), 7)
+  with running_threads(made):
+    server = inference_server.InferenceServer(made, seeds.Seeds(0))
+    actions_of(server, made.layouts)
+  assert events[-2:] == expected
+  assert events.count("wait") == 1
 
 
 def test_close_refuses_further_messages(acting):
