@@ -285,6 +285,8 @@ def _note(lines: Sequence[Mapping[str, Any]], goals: Sequence[float]) -> str:
     "policy_lag",
     "acting_wait_environments",
     "acting_wait_device",
+    "acting_wait_update",
+    "micro_batches_advised",
     "acting_wait_learner",
     "learning_wait_experience",
   ):

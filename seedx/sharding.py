@@ -94,6 +94,16 @@ def put(nest: types.Tree, device: jax.Device) -> types.Tree:
   return jax.tree.map(move, nest)
 
 
+def begin_copy(array: jax.Array, device: jax.Device) -> None:
+  """Begins to copy an array of an accelerator, which `np.asarray` then ends.
+
+  The copy thus begins once the array is computed, not when a thread asks for
+  it. On CPU, where nothing is copied, the call would take 8 us.
+  """
+  if device.platform != "cpu":
+    array.copy_to_host_async()
+
+
 def own_shards(array: jax.Array) -> dict[jax.Device, jax.Array]:
   """Returns the shards of an array on the devices of this process."""
   return {x.device: x.data for x in array.addressable_shards}
@@ -167,6 +177,24 @@ def assemble(
     *shards,
     is_leaf=lambda x: isinstance(x, PartitionSpec),
   )
+
+
+def size(nest: types.Tree, specs: types.Tree) -> int:
+  """Returns the length of the axis that the specs shard, equal in all leaves.
+
+  Args:
+    nest: nest of arrays.
+    specs: partition specs, a prefix of the nest; each shards one axis.
+  """
+  lengths = jax.tree.map(
+    lambda spec, subtree: [
+      leaf.shape[tuple(spec).index(CORES)] for leaf in jax.tree.leaves(subtree)
+    ],
+    specs,
+    nest,
+    is_leaf=lambda x: isinstance(x, PartitionSpec),
+  )
+  return int(jax.tree.leaves(lengths)[0])
 
 
 def shard(

@@ -300,6 +300,25 @@ def test_row_shows_the_steps_since_the_last_episode():
   assert "no episode has ended for 1.23M env steps" in stream.getvalue()
 
 
+@pytest.mark.parametrize(
+  ("behind", "number", "expected"),
+  [
+    (0.5, 8, "updates: try --micro-batches 8"),
+    (0.5, None, "updates"),
+    (0.4, 8, "inference"),
+  ],
+)
+def test_row_names_a_remedy_if_inference_waits_for_updates(
+  behind, number, expected
+):
+  sink, stream, _ = console()
+  line = LINE | {"acting_wait_learner": 0.0, "learning_wait_experience": 0.5}
+  sink.write(
+    line | {"acting_wait_update": behind, "micro_batches_advised": number}
+  )
+  assert stream.getvalue().splitlines()[-1].endswith(f"  {expected}")
+
+
 def test_row_of_an_empty_line_has_dashes():
   sink, stream, _ = console()
   sink.write({"env_steps": 0, "episode_return": None})

@@ -5,6 +5,7 @@ writes the steps into the device's unroll store. Finished unrolls leave the
 store as shares for the learner.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ from seedx.runtime import counters
 _WAIT_DEVICE = "acting_wait_device"
 # Returns the acting parameters on a device, and their version.
 Newest = Callable[[jax.Device], tuple[types.Tree, int]]
+# Returns a context that measures a wait for the actions of a device.
+Waiting = Callable[[jax.Device], contextlib.AbstractContextManager[None]]
 # Takes a share from the device that acted. Blocks while the learner's queue is
 # full, and returns False when the run is over.
 Sink = Callable[[types.Share], bool]
@@ -161,6 +164,7 @@ class Devices:
     share_size: int,
     newest: Newest,
     sink: Sink,
+    waiting: Waiting,
     rng_key: jax.Array,
   ) -> None:
     """Makes the unroll stores; the threads compile the programs.
@@ -176,6 +180,7 @@ class Devices:
       share_size: number of unrolls in a share.
       newest: function that returns the newest acting parameters, see `Newest`.
       sink: function that takes shares of finished unrolls, see `Sink`.
+      waiting: function that measures waits for actions, see `Waiting`.
       rng_key: random key from which each device derives its own.
 
     Raises:
@@ -200,6 +205,7 @@ class Devices:
         returns_are_sums,
         newest,
         sink,
+        waiting,
         self._waits,
         self._replies,
       )
@@ -243,6 +249,7 @@ class Inference:
     returns_are_sums: bool,
     newest: Newest,
     sink: Sink,
+    waiting: Waiting,
     waits: metrics.Waits,
     replies: batcher.Replies,
   ) -> None:
@@ -263,6 +270,7 @@ class Inference:
     self._device = device
     self._newest = newest
     self._sink = sink
+    self._waiting = waiting
     self._waits = waits
     self._rng_key = jax.device_put(rng_key, device)
     self._calls = 0
@@ -310,7 +318,9 @@ class Inference:
           jax.profiler.TraceAnnotation("reply"),
           self._waits.timed(_WAIT_DEVICE),
         ):
-          self._reply(messages, np.asarray(actions))
+          with self._waiting(self._device):
+            of_rows = np.asarray(actions)
+          self._reply(messages, of_rows)
         # The next step may overwrite finished unrolls in the store.
         for share in self._finished(batch, env):
           with self._waits.timed(metrics.WAIT_LEARNER):
@@ -389,10 +399,7 @@ class Inference:
       batch,
     )
     self._calls += 1
-    if self._device.platform != "cpu":
-      # The copy begins when the device has ended the step, not when this
-      # thread asks for it. On CPU there is nothing to copy.
-      actions.copy_to_host_async()
+    sharding.begin_copy(actions, self._device)
     return actions
 
   @functools.partial(jax.profiler.annotate_function, name="collect")

@@ -13,7 +13,7 @@ import numpy as np
 from seedx import metrics, sharding, types
 from seedx import replay as replay_lib
 from seedx.agents import base
-from seedx.learning import experience, pending, replayed, updates
+from seedx.learning import blocking, experience, pending, replayed, updates
 from seedx.learning import inbox as inbox_lib
 from seedx.learning import plan as plan_lib
 from seedx.learning import published as published_lib
@@ -36,7 +36,9 @@ class Config(hosts_lib.Config):
   learner_devices: tuple[int, ...] = types.setting(
     (0,), changes="process", alike=True
   )
-  micro_batches: int = types.setting(1, low=1, high=2**20)
+  micro_batches: int = types.setting(
+    1, changes="resume", alike=True, low=1, high=2**20
+  )
 
   def cores(self) -> list[jax.Device]:
     """Returns the learner devices.
@@ -160,6 +162,7 @@ class Learner:
       and skipped updates do not count.
     cores: the learner devices of this host, in order.
     inbox: bounded queues of shares.
+    blocking: meter of the time for which updates make acting wait.
   """
 
   def __init__(
@@ -221,13 +224,19 @@ class Learner:
     # source, when the restored checkpoint was saved. The next update reports
     # them.
     self._uncounted = 0.0, 0
+    # Whether an update is being dispatched: it is not yet in `_pending`.
+    self._dispatching = False
     # Metrics of the last finished update, on the device until `measure`.
     self._metrics: dict[str, jax.Array] = {}
     self.inbox = inbox_lib.Inbox(
       self.cores,
       config.queue_capacity if isinstance(config, InboxConfig) else 1,
     )
-    self._published = published_lib.Published(acting_on or self.cores[:1])
+    acting_on = acting_on or self.cores[:1]
+    self._published = published_lib.Published(acting_on)
+    self.blocking = blocking.Blocking(
+      self.cores, acting_on, micro_batches, self._is_updating
+    )
     self.publish()
 
   @property
@@ -253,8 +262,7 @@ class Learner:
 
     If there is a replay, it is allocated.
     """
-    parts = self._source.example(shares).parts
-    inputs = self._inputs([jax.tree.map(jnp.zeros_like, x) for x in parts])
+    inputs = self._inputs(self._zeros(shares))
     jax.block_until_ready(self._update(self._state, inputs))
 
   def shares(
@@ -293,6 +301,7 @@ class Learner:
     """
     inputs = self._inputs_of(batch)
     self._release()
+    self._dispatching = True
     result = self._update(self._state, inputs)
     priorities = result.output.priorities
     with self._changing:
@@ -306,6 +315,7 @@ class Learner:
       )
       self._state = result.state
       self.version += 1
+    self._dispatching = False
     self._source.counted(*self._uncounted)
     self._uncounted = 0.0, 0
     # Inference on the same device waits for all dispatched updates, so at most
@@ -355,6 +365,7 @@ class Learner:
       **{k: float(v) for k, v in jax.device_get(self._metrics).items()},
       **self.inbox.measure(),
       **self._source.measure(),
+      **self.blocking.measure(),
     }
 
   def saved(self) -> types.Tree:
@@ -437,6 +448,20 @@ class Learner:
         dataclasses.replace(x, before=None) if x.has_ended() else x
         for x in self._pending
       ]
+
+  def _is_updating(self) -> bool:
+    """Returns whether an update is running; any thread may call it."""
+    with self._changing:
+      running = [x.result.skipped for x in self._pending]
+    return self._dispatching or not pending.is_ready(running)
+
+  def _zeros(self, shares: Sequence[types.Share]) -> list[types.Tree]:
+    """Returns each core's part of a batch of zeros; allocates the replay."""
+    needs, batch = self.agent.needs, self._source.example(shares)
+    # New priorities are those of a whole batch.
+    if not (needs.whole_batches or batch.windows):
+      self.blocking.divisible = sharding.size(batch.parts[0], needs.specs)
+    return [jax.tree.map(jnp.zeros_like, part) for part in batch.parts]
 
   def _inputs(self, parts: Sequence[types.Tree]) -> updates.Inputs:
     """Returns the next update's inputs, from each core's part of a batch."""

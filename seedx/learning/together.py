@@ -121,8 +121,7 @@ class Together(learner.Learner):
     The hosts meet in between, because a running update waits at most half a
     minute for the other hosts.
     """
-    parts = self._source.example(shares).parts
-    self._nothing = [jax.tree.map(jnp.zeros_like, part) for part in parts]
+    self._nothing = self._zeros(shares)
     inputs = self._with_report(hosts_lib.empty_report(), self._nothing)
     self._update.compile(self._state, inputs)
     self._hosts.meet("compiled")

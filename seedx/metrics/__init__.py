@@ -8,10 +8,12 @@ terminal) are not imported here, since they load tensorboardX and Rich.
 from seedx.metrics.console import Console
 from seedx.metrics.lines import is_number, read_lines
 from seedx.metrics.meters import (
+  MICRO_BATCHES,
   OF_SEED,
   WAIT_ENVIRONMENTS,
   WAIT_EXPERIENCE,
   WAIT_LEARNER,
+  WAIT_UPDATE,
   Latest,
   MeanOfSeeds,
   Waits,
@@ -27,10 +29,12 @@ from seedx.metrics.sinks import (
 )
 
 __all__ = [
+  "MICRO_BATCHES",
   "OF_SEED",
   "WAIT_ENVIRONMENTS",
   "WAIT_EXPERIENCE",
   "WAIT_LEARNER",
+  "WAIT_UPDATE",
   "Background",
   "Callbacks",
   "Console",

@@ -181,6 +181,13 @@ def _diagnosis(line: sinks.Line) -> tuple[str, str]:
   if len(waits) < len(shares):
     return "-", ""
   slowest = meters.bottleneck(waits)
+  behind = _number(line, meters.WAIT_UPDATE) or 0.0
+  work = 1.0 - waits[meters.WAIT_ENVIRONMENTS] - waits[meters.WAIT_LEARNER]
+  if slowest == "inference" and behind > work / 2:
+    number = _number(line, meters.MICRO_BATCHES)
+    remedy = f": try --micro-batches {number:.0f}" if number else ""
+    evidence = f" (inference waits for them {behind:.0%} of the time)"
+    return f"updates{remedy}", evidence
   text, name = _EVIDENCE[slowest]
   return slowest, f" ({text} {waits[name]:.0%} of the time)"
 

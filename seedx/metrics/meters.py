@@ -14,6 +14,10 @@ from seedx import types
 WAIT_ENVIRONMENTS = "acting_wait_environments"
 WAIT_LEARNER = "acting_wait_learner"
 WAIT_EXPERIENCE = "learning_wait_experience"
+# The wait of acting behind updates on its device, and a number of micro-batches
+# that would shorten it.
+WAIT_UPDATE = "acting_wait_update"
+MICRO_BATCHES = "micro_batches_advised"
 # The prefix of a metric of several simultaneous trainings; a seed follows. The
 # metric is the mean return of the training with that seed.
 OF_SEED = "episode_return_seed_"
@@ -101,8 +105,8 @@ def bottleneck(waits: Mapping[str, float]) -> str:
      actors and their connections. Otherwise it is "inference".
 
   Time on the device counts as work of inference. If the learner shares the
-  device, its updates slow inference down, and "inference" means that the device
-  is the limit.
+  device, its updates slow inference down (`WAIT_UPDATE`), and "inference" means
+  that the device is the limit.
 
   Args:
     waits: shares of time, 0 to 1, of `WAIT_ENVIRONMENTS`, `WAIT_LEARNER` and

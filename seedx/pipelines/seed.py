@@ -80,6 +80,7 @@ class Config(process.ServerConfig):
       share_size=self.learner.share_size,
       newest=learning.newest,
       sink=learning.inbox.put,
+      waiting=learning.blocking.waiting,
       rng_key=context.keys(self.seed).acting,
     )
     service = inference_server.InferenceServer(inference, seeds)

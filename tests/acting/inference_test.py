@@ -1,4 +1,4 @@
-"""Inference devices: separate random keys, common metrics, early copies."""
+"""Inference devices: random keys, metrics, early copies of actions."""
 
 import contextlib
 import dataclasses
@@ -44,6 +44,7 @@ def devices_of(*indices):
     share_size=ROWS,
     newest=lambda device: (jax.device_put(jnp.float32(0), device), 7),
     sink=lambda share: True,
+    waiting=lambda device: contextlib.nullcontext(),
     rng_key=jax.random.key(0),
   )
 
@@ -108,9 +109,13 @@ class Recorded:
 
 
 @pytest.mark.parametrize(
-  ("platform", "expected"), [("cuda", ["copy", "wait"]), ("cpu", ["wait"])]
+  ("platform", "expected"),
+  [
+    ("cuda", ["copy", "begin", "wait", "end"]),
+    ("cpu", ["begin", "wait", "end"]),
+  ],
 )
-def test_the_copy_of_actions_begins_before_the_host_waits(platform, expected):
+def test_the_copy_of_actions_begins_before_a_measured_wait(platform, expected):
   made, events = devices_of(0), []
   (device,) = made.devices
   act = device._act
@@ -122,10 +127,19 @@ def test_the_copy_of_actions_begins_before_the_host_waits(platform, expected):
   device._act = recorded
   device._device = types_lib.SimpleNamespace(platform=platform)
   device._newest = lambda _: (jnp.float32(0), 7)
+
+  @contextlib.contextmanager
+  def waiting(of_device):
+    assert of_device is device._device
+    events.append("begin")
+    yield
+    events.append("end")
+
+  device._waiting = waiting
   with running_threads(made):
     server = inference_server.InferenceServer(made, seeds.Seeds(0))
     actions_of(server, made.layouts)
-  assert events[-2:] == expected
+  assert events[-4:] == expected
   assert events.count("wait") == 1
 
 
