@@ -35,7 +35,8 @@ class Config(optimizers.Config):
     stack_frames: frames stacked in an observation; for images only.
     torso: your own Flax module instead of the MLP and the image network, from
       the observation's nest of `[B, ...]` to features `[B, F]`.
-    compute_dtype: dtype of the network's activations; parameters are float32.
+    compute_dtype: dtype of the network's activations; parameters are float32,
+      and so are the activations of actors with a copy of the parameters.
   """
 
   discount: float = types.setting(0.99, changes="run_time", low=0.0, high=1.0)
@@ -222,6 +223,16 @@ class Model:
   ) -> jax.Array:
     """Returns discounts `[T, B]`, the environment's times gamma."""
     return inputs.timestep.discount * discount
+
+
+def on_cpu(config: base.Config) -> base.Config:
+  """Returns the config of an agent that acts on a CPU, in float32.
+
+  There, the image network "nature" takes 1.5 times as long in bfloat16.
+  """
+  if not isinstance(config, Config):
+    return config
+  return dataclasses.replace(config, compute_dtype="float32")
 
 
 def memory(

@@ -19,6 +19,7 @@ import dataclasses
 
 from seedx import envs, types
 from seedx.acting import local_actor, protocol, unroll_actor, unroll_server
+from seedx.agents import model
 from seedx.launch import nodes as nodes_lib
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners
@@ -60,7 +61,7 @@ class Config(process.ServerConfig):
     work = unroll_actor.Work(
       address=self.address,
       env=self.env,
-      agent=self.agent,
+      agent=model.on_cpu(self.agent),
       horizon=self.plan.horizon,
       actors=self.actors,
       unroll_length=self.learner.unroll_length,

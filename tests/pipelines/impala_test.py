@@ -11,7 +11,7 @@ import pytest
 
 from seedx import envs, types
 from seedx.acting import protocol
-from seedx.agents import vtrace
+from seedx.agents import acting_step, vtrace
 from seedx.learning import learner
 from seedx.pipelines import impala
 from seedx.runtime import process
@@ -189,6 +189,28 @@ def test_actions_are_those_of_the_version_that_actors_report(ran):
           unroll.extras,
         )
   assert len(versions) > 4
+
+
+def test_actors_compute_in_float32_when_the_learner_does_not(tmp_path):
+  config = config_of(tmp_path, {"compute_dtype": "bfloat16"})
+  (node,) = config.nodes()
+  spec = envs.spec(config.env)
+  of_actor = node.config.agent.make(spec)
+  of_learner = config.agent.make(spec)
+
+  def program(agent):
+    arguments = jax.eval_shape(
+      lambda: (
+        agent.acting(agent.init(jax.random.key(0))),
+        jax.random.key(0),
+        acting_step.zero_inputs(spec, 1),
+        agent.initial_core_state(1),
+      )
+    )
+    return str(jax.make_jaxpr(agent.step)(*arguments))
+
+  assert "bf16" in program(of_learner)
+  assert "bf16" not in program(of_actor)
 
 
 def test_unrolls_are_few_updates_old(ran):
