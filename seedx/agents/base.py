@@ -301,12 +301,9 @@ def priorities(
   agent: Agent,
 ) -> Callable[[types.Tree, types.Unroll], types.Tree]:
   """Returns the agent's jitted `priorities`, which return () if it has none."""
-
-  def none(acting: types.Tree, unroll: types.Unroll) -> types.Tree:
-    del acting, unroll
-    return ()
-
-  return jax.jit(agent.priorities or none)
+  if agent.priorities is not None:
+    return jax.jit(agent.priorities)
+  return lambda acting, unroll: ()
 
 
 def without_priorities(agent: Agent) -> Agent:

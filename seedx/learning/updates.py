@@ -1,6 +1,7 @@
 """Jitted programs that update an agent over all learner cores."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -44,11 +45,37 @@ class Result(NamedTuple):
   skipped: jax.Array
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+  """The metrics of an update as one array: each array costs time to return.
+
+  Attributes:
+    names: names of the metrics.
+    values: `[len(names)]` float32.
+  """
+
+  names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+  values: types.Array
+
+  @classmethod
+  def of(cls, metrics: Mapping[str, types.Array]) -> "Metrics":
+    """Joins scalars, in the order of their names."""
+    names = tuple(sorted(metrics))
+    values = [metrics[name] for name in names]
+    return cls(names, jnp.array(values, jnp.float32))
+
+  def copied(self) -> dict[str, float]:
+    """Copies the metrics to the host."""
+    values = np.asarray(self.values).tolist()
+    return dict(zip(self.names, values, strict=True))
+
+
 class Program(Protocol):
   """An update over all cores."""
 
   def __call__(self, state: base.AgentState, inputs: Any) -> Any:
-    """Makes the update, and returns its `Result`."""
+    """Makes the update, and returns its `Result` with `Metrics`."""
 
   def compile(self, state: base.AgentState, inputs: Any) -> None:
     """Compiles the program that runs on all cores, without running it."""
@@ -218,11 +245,11 @@ class Whole:
   def __init__(self, on_core: OnCore, mesh: jax.sharding.Mesh) -> None:
     specs = sharding.REPLICATED, on_core.input_specs
     self._update = sharding.per_core(
-      on_core.whole, mesh, specs, on_core.result_specs
+      _packed(on_core.whole), mesh, specs, on_core.result_specs
     )
 
   def __call__(self, state: base.AgentState, inputs: Any) -> Any:
-    """Makes the update, and returns its `Result`."""
+    """See `Program`."""
     return self._update(state, inputs)
 
   def compile(self, state: base.AgentState, inputs: Any) -> None:
@@ -250,10 +277,10 @@ class Accumulated:
     self._add = jax.jit(
       lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0
     )
-    self._apply = jax.jit(on_core.apply)
+    self._apply = jax.jit(_packed(on_core.apply))
 
   def __call__(self, state: base.AgentState, inputs: Any) -> Any:
-    """Makes the update, and returns its `Result`."""
+    """See `Program`."""
     total = self._part(state, inputs, np.int32(0))
     for index in range(1, self._micro_batches):
       # Inference on the same device can run between two micro-batches.
@@ -265,6 +292,17 @@ class Accumulated:
   def compile(self, state: base.AgentState, inputs: Any) -> None:
     """Compiles the gradients of a micro-batch."""
     self._part.lower(state, inputs, np.int32(0)).compile()
+
+
+def _packed(update: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns an update whose `Result` has `Metrics`."""
+
+  def packed(*arguments: Any) -> Any:
+    result = update(*arguments)
+    metrics = Metrics.of(result.output.metrics)
+    return result._replace(output=result.output._replace(metrics=metrics))
+
+  return packed
 
 
 def _core_key(inputs: Any) -> jax.Array:

@@ -679,6 +679,8 @@ def test_without_priorities_a_step_has_no_extras():
   assert_equal(
     (actual.action, core_state), (expected.action, expected_core_state)
   )
+  # Without them, nothing is computed, not even the arguments' types.
+  assert base.priorities(plain)(object(), object()) == ()
   # A policy's extras are needed for learning.
   policy = vtrace_case().agent
   assert base.without_priorities(policy).step is policy.step

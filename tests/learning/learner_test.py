@@ -241,21 +241,44 @@ def test_warm_up_compiles_the_update_and_changes_nothing(micro_batches):
 
 
 def test_an_update_copies_two_numbers_to_the_host(monkeypatch):
-  """Metrics are copied only when they are measured."""
-  copied, device_get = [], jax.device_get
+  """Metrics are copied only when they are measured, as one array."""
+  copied, asarray = [], np.asarray
 
-  def counted(nest):
-    copied.append(len(jax.tree.leaves(nest)))
-    return device_get(nest)
+  def counted(value, *rest, **options):
+    if isinstance(value, jax.Array):
+      copied.append(value.shape)
+    return asarray(value, *rest, **options)
 
   learner_ = make()
   run(learner_, [unroll_of()])
-  monkeypatch.setattr(learner.jax, "device_get", counted)
+  monkeypatch.setattr(learner.np, "asarray", counted)
   measured = run(learner_, [unroll_of()] * 3)
-  *copied_by_updates, copied_by_metrics = copied
   # Whether the update was skipped, and the weight of its loss.
-  assert copied_by_updates == [2, 2, 2]
-  assert 2 < copied_by_metrics < len(measured)
+  assert copied[:-1] == [()] * 6
+  ((num_metrics,),) = copied[-1:]
+  assert 2 < num_metrics < len(measured)
+
+
+def test_an_update_returns_its_metrics_as_one_array():
+  learner_ = make()
+  (batch,) = experience.Once()(learner_.shares(unroll_of()))
+  inputs = learner_._inputs_of(batch)
+  result = learner_._update(learner_._state, inputs)
+  assert len(jax.tree.leaves(result.output.metrics)) == 1
+
+
+def test_no_metrics_are_an_empty_array():
+  assert updates.Metrics.of({}).copied() == {}
+
+
+def test_only_acting_parameters_are_touched_to_publish_them(monkeypatch):
+  learner_, touched, local = make(agent=tiny_agent()), [], sharding.local
+  monkeypatch.setattr(
+    sharding, "local", lambda nest: touched.append(nest) or local(nest)
+  )
+  learner_.publish()
+  assert [len(jax.tree.leaves(nest)) for nest in touched] == [1]
+  assert len(jax.tree.leaves(learner_._state)) == 3
 
 
 def test_arrays_that_are_on_their_device_are_not_copied_to_it(monkeypatch):
