@@ -287,15 +287,17 @@ class Inference:
     self._act = jax.jit(
       functools.partial(_act, agent, sizes.layout), donate_argnums=0
     )
-    self._gather = jax.jit(
+    # Makes a share from its first unrolls: an array of zeros would take as long
+    # to fill as the unrolls take to copy.
+    self._begin = jax.jit(functools.partial(unroll_store.unrolls, sizes.layout))
+    self._add = jax.jit(
       functools.partial(unroll_store.collect, sizes.layout), donate_argnums=1
     )
+    # Numbers of unrolls to which those that are added are padded.
+    self._added = sorted({min(x, sizes.share_size) for x in sizes.padded})
     # Only its shapes: each step donates the store itself.
-    shapes = jax.eval_shape(lambda: store)
-    self._empty = jax.jit(
-      lambda: unroll_store.empty_unrolls(shapes, sizes.share_size),
-      out_shardings=jax.sharding.SingleDeviceSharding(device),
-    )
+    of_share = jax.ShapeDtypeStruct((sizes.share_size,), np.int32)
+    self._shapes = jax.eval_shape(self._begin, store, of_share, of_share)
     self._needs = agent.needs
     self._priorities = base.priorities(agent)
 
@@ -330,7 +332,9 @@ class Inference:
   def example(self) -> types.Share:
     """Returns a share of zeros; any thread may call it."""
     env = np.zeros(self.sizes.share_size, np.int32)
-    return self._share(self._empty(), [self._needs.origin(env, 0)])
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self._shapes)
+    unroll = jax.device_put(zeros, self._device)
+    return self._share(unroll, [self._needs.origin(env, 0)])
 
   def close(self) -> None:
     """Ends `run` and all waits for actions; may be called twice."""
@@ -346,7 +350,10 @@ class Inference:
         self._inputs.timestep,
       )
       self._step(unroll_store.Batch(padding, rows, timestep))
-      self._collect(*(padding[:0],) * 3, size)
+    slot = np.zeros(self.sizes.share_size, np.int32)
+    unroll = self._begin(self._store, slot, slot)
+    for size in self._added:
+      unroll = self._add(self._store, unroll, *(slot[:size],) * 3)
     self.example()
 
   def _reply(
@@ -404,25 +411,35 @@ class Inference:
 
   @functools.partial(jax.profiler.annotate_function, name="collect")
   def _collect(
-    self,
-    slot: np.ndarray,
-    count: np.ndarray,
-    env: np.ndarray,
-    size: int | None = None,
+    self, slot: np.ndarray, count: np.ndarray, env: np.ndarray
   ) -> None:
-    """Copies finished unrolls into the share, padded to `size` rows."""
-    rows = len(slot)
-    size = size or next(s for s in self.sizes.padded if s >= rows)
-    row = np.full(size, self.sizes.share_size, np.int32)
-    row[:rows] = np.arange(self._filled, self._filled + rows)
-    slots, counts = (np.zeros(size, np.int32) for _ in range(2))
-    slots[:rows], counts[:rows] = slot, count
+    """Copies finished unrolls into the share."""
+    rows, share_size = len(slot), self.sizes.share_size
     if self._filling is None:
-      self._filling = self._empty()
-    self._filling = self._gather(self._store, self._filling, slots, counts, row)
+      self._filling = self._begin(
+        self._store, _padded(slot, share_size), _padded(count, share_size)
+      )
+    else:
+      size = next(size for size in self._added if size >= rows)
+      row = np.full(size, share_size, np.int32)
+      row[:rows] = np.arange(self._filled, self._filled + rows)
+      self._filling = self._add(
+        self._store,
+        self._filling,
+        _padded(slot, size),
+        _padded(count, size),
+        row,
+      )
     self._filled += rows
     number = self.sizes.layout.number(count)
     self._origins.append(self._needs.origin(env, number))
+
+
+def _padded(numbers: np.ndarray, size: int) -> np.ndarray:
+  """Returns `size` int32 numbers: zeros follow the given ones."""
+  padded = np.zeros(size, np.int32)
+  padded[: len(numbers)] = numbers
+  return padded
 
 
 def _act(

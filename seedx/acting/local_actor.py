@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from seedx import envs, metrics, types
@@ -91,8 +92,7 @@ class Programs:
     ) -> types.Unroll:
       slot, count = arguments[-1].slot, arguments[-1].count
       store, _ = act(store, *arguments)
-      empty = unroll_store.empty_unrolls(store, layout.num_slots)
-      return unroll_store.collect(layout, store, empty, slot, count, slot)
+      return unroll_store.unrolls(layout, store, slot, count)
 
     self.act = jax.jit(act, donate_argnums=0)
     self.unrolled = jax.jit(unrolled)
@@ -141,7 +141,8 @@ class Programs:
 
     def share(rng_key: jax.Array) -> types.Share:
       num_slots = self.layout.num_slots
-      unroll = unroll_store.empty_unrolls(self.empty(), num_slots)
+      slot = jnp.zeros(num_slots, jnp.int32)
+      unroll = unroll_store.unrolls(self.layout, self.empty(), slot, slot)
       acting = agent.acting(agent.init(rng_key))
       return types.Share(
         agent.needs.stored(unroll),

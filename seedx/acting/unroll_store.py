@@ -9,7 +9,7 @@ step overwrites its first one.
 All functions are pure, have fixed shapes, and should be jitted. `act` should
 donate the store, and `collect` the unrolls that it fills. Padding is dropped:
 in `act`, rows whose slot is `num_slots`; in `collect`, rows whose `row` is the
-number of unrolls to fill.
+number of unrolls to fill. `unrolls` needs no array to fill.
 """
 
 import dataclasses
@@ -228,10 +228,31 @@ def act(
   return store, output.action
 
 
+def unrolls(
+  layout: Layout, store: Store, slot: jax.Array, count: jax.Array
+) -> types.Unroll:
+  """Returns finished unrolls, `[length, B, ...]`.
+
+  Args:
+    layout: sizes of the store.
+    store: store, which stays the same.
+    slot: `[B]` slots whose last step finished an unroll.
+    count: `[B]` counts of these steps.
+  """
+  first = count - (layout.length - 1)
+  time = (first + jnp.arange(layout.length)[:, None]) % layout.length
+  index = (first // layout.period) % layout.unrolls_under_way
+  steps = jax.tree.map(lambda ring: ring[time, slot], store.steps)
+  core_state = jax.tree.map(
+    lambda firsts: firsts[index, slot], store.first_core_state
+  )
+  return types.Unroll(**steps._asdict(), core_state=core_state)
+
+
 def collect(
   layout: Layout,
   store: Store,
-  unrolls: types.Unroll,
+  into: types.Unroll,
   slot: jax.Array,
   count: jax.Array,
   row: jax.Array,
@@ -241,7 +262,7 @@ def collect(
   Args:
     layout: sizes of the store.
     store: store, which stays the same.
-    unrolls: `[length, S, ...]` batch of unrolls to fill.
+    into: `[length, S, ...]` batch of unrolls to fill.
     slot: `[B]` slots whose last step finished an unroll.
     count: `[B]` counts of these steps.
     row: `[B]`, the unroll's place in the batch, from 0 to S - 1; S for padding.
@@ -249,36 +270,15 @@ def collect(
   Returns:
     The batch with these unrolls.
   """
-  first = count - (layout.length - 1)
-  time = (first + jnp.arange(layout.length)[:, None]) % layout.length
-  index = (first // layout.period) % layout.unrolls_under_way
-
-  def gather_steps(to: jax.Array, ring: jax.Array) -> jax.Array:
-    return to.at[:, row].set(ring[time, slot], mode="drop")
-
-  def gather_core_state(to: jax.Array, firsts: jax.Array) -> jax.Array:
-    return to.at[row].set(firsts[index, slot], mode="drop")
-
-  steps = jax.tree.map(gather_steps, Steps(*unrolls[:-1]), store.steps)
-  core_state = jax.tree.map(
-    gather_core_state, unrolls.core_state, store.first_core_state
-  )
-  return types.Unroll(**steps._asdict(), core_state=core_state)
-
-
-def empty_unrolls(store: Store, num_unrolls: int) -> types.Unroll:
-  """Returns `[length, num_unrolls, ...]` zeros, for `collect` to fill."""
-
-  def zeros(leaf: jax.Array, leading: tuple[int, ...]) -> jax.Array:
-    return jnp.zeros((*leading, num_unrolls, *leaf.shape[2:]), leaf.dtype)
-
-  steps = jax.tree.map(lambda x: zeros(x, x.shape[:1]), store.steps)
-  core_state = jax.tree.map(lambda x: zeros(x, ()), store.first_core_state)
+  finished = unrolls(layout, store, slot, count)
+  every_step = slice(None), row
+  steps = _scatter(Steps(*into[:-1]), every_step, Steps(*finished[:-1]))
+  core_state = _scatter(into.core_state, (row,), finished.core_state)
   return types.Unroll(**steps._asdict(), core_state=core_state)
 
 
 def _scatter(
-  into: types.Tree, index: tuple[jax.Array, ...], rows: types.Tree
+  into: types.Tree, index: tuple[jax.Array | slice, ...], rows: types.Tree
 ) -> types.Tree:
   return jax.tree.map(
     lambda leaf, row: leaf.at[index].set(row, mode="drop"), into, rows

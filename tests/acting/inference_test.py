@@ -1,4 +1,4 @@
-"""Inference devices: random keys, metrics, early copies of actions."""
+"""Inference devices: random keys, metrics, early copies of actions, shares."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ def random_agent():
   return dataclasses.replace(fakes.counting_agent(), step=step)
 
 
-def devices_of(*indices):
+def devices_of(*indices, share_size=ROWS, sink=lambda share: True):
   """Returns devices, each for one actor with `ROWS` environments."""
   return inference.Devices(
     inference.Config(indices, inference_batch_size=ROWS),
@@ -41,9 +41,9 @@ def devices_of(*indices):
     counters.Acted(),
     returns_are_sums=True,
     period=2,
-    share_size=ROWS,
+    share_size=share_size,
     newest=lambda device: (jax.device_put(jnp.float32(0), device), 7),
-    sink=lambda share: True,
+    sink=sink,
     waiting=lambda device: contextlib.nullcontext(),
     rng_key=jax.random.key(0),
   )
@@ -67,11 +67,16 @@ def acting():
     yield made
 
 
+def rows_of(spec):
+  """Returns the first observations of `ROWS` environments, which are zeros."""
+  index = np.arange(ROWS, dtype=np.int32)
+  timestep = acting_step.zero_inputs(spec, ROWS).timestep
+  return types.Rows(index, timestep, np.full(ROWS, np.nan, np.float32))
+
+
 def actions_of(server, layouts):
   """Returns each device's actions for the same first observations."""
-  rows = np.arange(ROWS, dtype=np.int32)
-  timestep = acting_step.zero_inputs(server._acting.spec, ROWS).timestep
-  inputs = types.Rows(rows, timestep, np.full(ROWS, np.nan, np.float32))
+  inputs = rows_of(server._acting.spec)
   actors = [
     devices.Actor(server.open({"num_envs": ROWS}), layouts)
     for _ in server._acting.devices
@@ -127,6 +132,7 @@ def test_the_copy_of_actions_begins_before_a_measured_wait(platform, expected):
   device._act = recorded
   device._device = types_lib.SimpleNamespace(platform=platform)
   device._newest = lambda _: (jnp.float32(0), 7)
+  device.example = lambda: None  # It would need a real device.
 
   @contextlib.contextmanager
   def waiting(of_device):
@@ -148,3 +154,32 @@ def test_close_refuses_further_messages(acting):
   acting.close()
   with pytest.raises(wire.Refused, match="this run is over"):
     actions_of(server, acting.layouts)
+
+
+@pytest.mark.parametrize("size", [ROWS // 2, ROWS, 3 * ROWS // 2])
+def test_shares_have_all_unrolls_in_order_and_begin_without_zeros(size):
+  """No share is filled with zeros; one in two of 3 / 2 messages is added to."""
+  shares = []
+  made = devices_of(
+    0, share_size=size, sink=lambda share: shares.append(share) or True
+  )
+  (device,), added = made.devices, []
+  add = device._add
+  device._add = lambda *x: added.append(x[-1]) or add(*x)
+  server = inference_server.InferenceServer(made, seeds.Seeds(0))
+  with running_threads(made):
+    actor = devices.Actor(server.open({"num_envs": ROWS}), made.layouts)
+    rows = rows_of(made.spec)
+    for step in range(7):  # Unrolls end at steps 2, 4 and 6.
+      number = step * ROWS + rows.index
+      rows.timestep.observation[:] = number[:, None]
+      rows.timestep.step_type[:] = min(step, 1)
+      actor(rows)
+    running.wait_until(lambda: len(shares) == 3 * ROWS // size)
+  observed = np.concatenate(
+    [x.data.inputs.timestep.observation[..., 0] for x in shares], axis=1
+  )
+  first = np.concatenate([2 * k * ROWS + rows.index for k in range(3)])
+  np.testing.assert_array_equal(observed, first + ROWS * np.arange(3)[:, None])
+  in_run = [row for row in added if row.any()]  # Not of the compilation.
+  assert len(in_run) == (2 if size > ROWS else 0)

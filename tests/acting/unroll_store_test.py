@@ -85,7 +85,8 @@ def _programs(layout, agent):
   store = unroll_store.empty(
     agent, acting_step.zero_inputs(_SPEC, 1), 0.0, layout
   )
-  batch = unroll_store.empty_unrolls(store, 3)
+  zeros = np.zeros(3, np.int32)
+  batch = unroll_store.unrolls(layout, store, zeros, zeros)
   act = functools.partial(unroll_store.act, agent, layout)
   collect = functools.partial(unroll_store.collect, layout)
   return store, batch, jax.jit(act, donate_argnums=0), jax.jit(collect)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import dm_env
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from seedx import envs, sharding, types
@@ -284,7 +285,8 @@ def actor(
 
   if agent.priorities is None:
     return act, None
-  unroll = unroll_store.empty_unrolls(store, sizes.slots)
+  slot = jnp.zeros(sizes.slots, jnp.int32)
+  unroll = unroll_store.unrolls(layout, store, slot, slot)
   return act, lambda: jax.block_until_ready(programs.priorities(params, unroll))
 
 
