@@ -124,18 +124,25 @@ def check_settings(config: object) -> None:
   Raises:
     ConfigError: a field has another value, such as NaN.
   """
-  settings = about(config)
+  config_class: type = type(config)
+  settings, kinds = about(config), _kinds(config_class)
   for field in dataclasses.fields(config):  # type: ignore[arg-type]
     name, value = field.name, getattr(config, field.name)
     bounds = settings[name].range
     if bounds is not None:
       for element in value if isinstance(value, tuple | list) else (value,):
         check_range(name, element, *bounds)
-    choices = typing.get_args(field.type)
-    if typing.get_origin(field.type) is Literal and value not in choices:
+    choices = typing.get_args(kinds[name])
+    if typing.get_origin(kinds[name]) is Literal and value not in choices:
       raise ConfigError(
         f"expected {name} {' or '.join(choices)}, found {value}"
       )
+
+
+@functools.cache
+def _kinds(config_class: type) -> Mapping[str, object]:
+  """Returns the types of settings, also where annotations are text."""
+  return typing.get_type_hints(config_class)
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:

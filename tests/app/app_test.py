@@ -24,6 +24,7 @@ from seedx import __main__ as seedx_program
 from seedx import app, checkpoint, envs, metrics, output, signals, types
 from seedx.acting import evaluator
 from seedx.agents import a2c, vtrace
+from seedx.app import devices, roles
 from seedx.app.cli import experiments
 from seedx.app.runs import checkpointer, run_dirs
 from seedx.learning import learner
@@ -599,10 +600,13 @@ def test_signals_end_only_programs_of_the_package_at_once(
   assert bool(calls) == expected
 
 
-def test_a_program_that_trains_keeps_freed_memory(tmp_path, monkeypatch):
+def test_programs_that_train_or_join_keep_freed_memory(tmp_path, monkeypatch):
   def keep():
     raise InterruptedError
 
   monkeypatch.setattr(allocator, "keep_freed_memory", keep)
+  monkeypatch.setattr(devices, "compute_on_own_threads", lambda: None)
   with pytest.raises(InterruptedError):
     programs.main(a2c_experiment, ["--run-dir", str(tmp_path / "run")])
+  with pytest.raises(InterruptedError):
+    roles.play(a2c_experiment.EXPERIMENT, None, "", "", threading.Event(), None)

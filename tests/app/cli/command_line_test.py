@@ -542,3 +542,13 @@ def test_a_run_needs_no_assertions(tmp_path):
   assert done.returncode == 0, done.stderr
   done = python("-O", "-m", "seedx", "evaluate", run_dir, "--episodes", "2")
   assert done.returncode == 0, done.stderr
+
+
+def test_choices_are_checked_in_a_module_whose_annotations_are_text():
+  kind = "Literal['one', 'other']"
+  chosen = dataclasses.make_dataclass(
+    "Chosen", [("mode", kind, "one")], namespace={"__module__": __name__}
+  )
+  types.check_settings(chosen("other"))
+  with pytest.raises(types.ConfigError, match="mode one or other, found third"):
+    types.check_settings(chosen("third"))
