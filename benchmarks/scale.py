@@ -63,7 +63,7 @@ PARTS = ("streams", "rows", "bytes", "parameters", "hosts")
 
 
 class Serving(NamedTuple):
-  """What a server of thin actors achieved.
+  """The measurement of a server of thin actors.
 
   Attributes:
     load: load of the server's process.

@@ -1,4 +1,4 @@
-"""What the actors of an experiment send, and what their unrolls cost."""
+"""The traffic of an experiment's actors, and the cost of their unrolls."""
 
 import math
 from collections.abc import Callable, Mapping

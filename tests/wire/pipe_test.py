@@ -143,7 +143,7 @@ def test_a_client_wakes_up_only_the_thread_that_waits_for_it(
   for secret in secrets:
     threading.Thread(target=wait, args=(secret,), daemon=True).start()
 
-  def wake_ups():  # Of all threads of this process.
+  def wake_ups():  # The number for all threads of this process.
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
   time.sleep(0.1)  # Until the threads wait.
