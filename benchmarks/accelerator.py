@@ -2,13 +2,14 @@
 
   python -m benchmarks.accelerator --minutes 10 --output-dir accelerator
 
-The program trains on Atari's Pong for three minutes. Then it measures other
-pipelines on Pong; CartPole with 2^13 environments; `anakin_ppo` with 2^11 to
-2^15 environments; acting and learning, each alone on the accelerator; and
-EnvPool alone on the CPU's cores. Each run and each of these parts has a process
-of its own and a time limit, so that a failure does not affect the others. After
-each row, the program rewrites `table.md` in the output directory.
-`benchmarks/accelerator.sh` also installs seedx.
+The program measures EnvPool alone on the CPU's cores, and trains on Atari's
+Pong for three minutes. Then it measures other pipelines on Pong, with their
+share of EnvPool's rate; CartPole with 2^13 environments; `anakin_ppo` with 2^11
+to 2^15 environments; and acting and learning, each alone on the accelerator.
+Each run and each of these parts has a process of its own and a time limit, so
+that a failure does not affect the others. After each row, the program rewrites
+`table.md` in the output directory.
+`benchmarks/accelerator.sh` also installs seedx, within the same ten minutes.
 """
 
 import argparse
@@ -41,12 +42,13 @@ _SEED = (
   f"seed_vtrace {_PONG} --envs-per-actor 16 --actor-batch-size 16"
   " --unroll-length 32 --batch-size 32 --learning-rate 8e-4"
 )
+_SYNC = f"ppo --env Pong-v5 --num-envs 256 --env-threads {_CORES}"
 _CARTPOLE = "--env seedx:CartPole-v1"
 # The first runs, and the seconds of each after its first update.
 RUNS = (
   (_SEED, 190),
   (f"impala {_PONG} --envs-per-actor 16 --batch-size 32", 15),
-  (f"ppo --env Pong-v5 --num-envs 256 --env-threads {_CORES}", 20),
+  (_SYNC, 20),
   (
     "seed_vtrace --env CartPole-v1 --num-actors 8 --envs-per-actor 1024"
     " --batch-size 1024",
@@ -64,12 +66,13 @@ _ALONE = (
   ("", 128),
   ("", 1024),
   ("--compute-dtype bfloat16", 1024),
+  ("--image-torso impala", 128),
   ("--image-torso impala --compute-dtype bfloat16", 128),
 )
 # Maximum seconds until a run's first update.
 _PATIENCE = 100.0
 # Maximum seconds of each process that measures one of `_PARTS`.
-_PART = 90.0
+_PART = 120.0
 # Seconds that must remain to begin a measurement.
 _MINIMUM = 45.0
 # The table has the times at which a run on Pong first reached these returns.
@@ -87,6 +90,8 @@ class Row:
       unknown.
     learner: mean number of cores that the learner's process kept busy.
     others: mean number of cores that all other processes of the run kept busy.
+    of_environments: share of the highest rate of EnvPool alone on Pong; None
+      for other environments.
     note: further observations.
   """
 
@@ -95,13 +100,14 @@ class Row:
   busy: float | None = None
   learner: float | None = None
   others: float | None = None
+  of_environments: float | None = None
   note: str = ""
 
   def cells(self) -> list[str]:
     """Returns the texts of this line's cells."""
     numbers = [
       "-" if x is None else f"{x:.2f}"
-      for x in (self.busy, self.learner, self.others)
+      for x in (self.of_environments, self.busy, self.learner, self.others)
     ]
     return [f"`{self.what}`", f"{self.rate:,.0f}", *numbers, self.note]
 
@@ -176,6 +182,8 @@ class _Session:
     self._dir.mkdir(parents=True, exist_ok=True)
     self._runs = pathlib.Path(tempfile.mkdtemp(prefix="seedx-accelerator-"))
     self._rows: list[Row] = []
+    # Highest rate of EnvPool alone on Pong, in env steps per second.
+    self._alone = 0.0
     self._failed = 0
     # Shares compiled programs between the processes.
     cache = str(self._runs / "cache")
@@ -185,16 +193,22 @@ class _Session:
 
   def run(self) -> int:
     try:
+      self._keep("environments alone", self._in_process("environments alone"))
+      self._alone = max((x.rate for x in self._rows), default=0.0)
       for words, seconds in RUNS:
         self._keep(words, self._run(words, seconds))
-      for part in _PARTS:
-        self._keep(part, self._in_process(part))
+      self._keep("parts alone", self._in_process("parts alone"))
       for words, seconds in MORE_RUNS:
         self._keep(words, self._run(words, seconds))
     finally:
       self._busy.close()
       shutil.rmtree(self._runs)
     return self._failed
+
+  def share(self, words: str, rate: float) -> float | None:
+    """Returns a run's share of the rate of EnvPool alone; None if unknown."""
+    is_known = self._alone and "Pong" in words
+    return rate / self._alone if is_known else None
 
   def _keep(self, name: str, rows: Iterable[Row]) -> None:
     """Measures and writes rows, if `--only` selects them and time is left."""
@@ -215,8 +229,8 @@ class _Session:
       print(f"FAILED: {error}", file=sys.stderr, flush=True)
 
   def _write(self) -> None:
-    titles = ["what", "env steps/s", "accelerator busy", "learner's cores"]
-    titles += ["other cores", "note"]
+    titles = ["what", "env steps/s", "of EnvPool alone", "accelerator busy"]
+    titles += ["learner's cores", "other cores", "note"]
     lines = [titles, ["---"] * len(titles), *(x.cells() for x in self._rows)]
     table = "\n".join(f"| {' | '.join(x)} |" for x in lines)
     text = f"{self._machine}\n\n{table}\n"
@@ -255,11 +269,13 @@ class _Session:
     lines = metrics.read_lines(running.run_dir / "metrics.jsonl")
     if words == _SEED:
       shutil.copy(running.run_dir / "metrics.jsonl", self._dir / "pong.jsonl")
+    rate = _rate(samples)
     yield Row(
       words,
-      _rate(samples),
+      rate,
       self._busy.share(samples[0].seconds, samples[-1].seconds),
       *busy,
+      self.share(words, rate),
       _note(lines, _GOALS if "Pong" in words else ()),
     )
 
@@ -312,12 +328,14 @@ def _kill_group(pid: int) -> None:
 
 
 def _environments_alone() -> Iterator[Row]:
-  """Measures EnvPool with random actions, in a process for each actor."""
-  config = work.config_of(f"seed_vtrace {_PONG} --envs-per-actor 32", "")
-  sizes = work.sizes_of(config)
-  rate, cost = work.environments(config, sizes, 4.0)
-  what = f"EnvPool alone, Pong, {sizes.pools} x {sizes.envs} environments"
-  yield Row(what, rate, note=f"{1e6 * cost:.0f} us of CPU a step")
+  """Measures EnvPool with random actions, with the sizes of two runs."""
+  for words in (_SEED, _SYNC):
+    config = work.config_of(words, "")
+    sizes = work.sizes_of(config)
+    rate, cost = work.environments(config, sizes, 4.0)
+    what = f"EnvPool alone, Pong, {sizes.pools} x {sizes.envs} environments"
+    what += f", {sizes.threads} threads"
+    yield Row(what, rate, note=f"{1e6 * cost:.0f} us of CPU a step")
 
 
 def _parts_alone() -> Iterator[Row]:

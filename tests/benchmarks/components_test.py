@@ -37,6 +37,34 @@ def test_command_lines_of_the_accelerator_benchmark_are_valid(words):
   work.config_of(words, "")
 
 
+def test_the_table_has_the_share_of_environments_alone(tmp_path, monkeypatch):
+  """A run that fails leaves the others."""
+
+  def in_process(session, part):
+    rates = (200.0, 400.0) if part == "environments alone" else (1.0,)
+    yield from (accelerator.Row(part, rate) for rate in rates)
+
+  def run(session, words, seconds):
+    if words.startswith("impala"):
+      raise RuntimeError("lost")
+    yield accelerator.Row(
+      words, 100.0, 0.5, 1.0, 2.0, session.share(words, 100.0)
+    )
+
+  monkeypatch.setattr(accelerator._Session, "_in_process", in_process)
+  monkeypatch.setattr(accelerator._Session, "_run", run)
+  options = "--minutes", "10", "--output-dir", str(tmp_path)
+  assert accelerator.main(options) == 1
+  lines = (tmp_path / "table.md").read_text().splitlines()
+  titles, _, *rows = [line.split(" | ") for line in lines[2:]]
+  assert titles[2] == "of EnvPool alone"
+  of_run = {row[0].strip("|` "): row[2] for row in rows}
+  assert next(iter(of_run)) == "environments alone" and "parts alone" in of_run
+  for words, _ in (*accelerator.RUNS, *accelerator.MORE_RUNS):
+    if not words.startswith("impala"):
+      assert of_run[words] == ("0.25" if "Pong" in words else "-")
+
+
 @pytest.mark.slow
 def test_components_have_a_cost():
   wire = components.wire_alone(0.5)
