@@ -34,7 +34,7 @@ class Replies:
   """A meter of the time that requests wait for replies; thread-safe."""
 
   def __init__(self, window: int = 4096) -> None:
-    """Starts without measurements; quantiles are over the last `window`."""
+    """Starts without measurements; quantiles are of at most `window`."""
     self._lock = threading.Lock()
     self._seconds: collections.deque[float] = collections.deque(maxlen=window)
     self._batches = 0
@@ -107,7 +107,7 @@ class Batcher(Generic[R]):
     """Adds a request; False if the batcher is closed.
 
     Raises:
-      ValueError: it has more rows than a batch may have.
+      ValueError: the request has more rows than a batch may have.
     """
     if request.rows > self._max_rows:
       raise ValueError(

@@ -71,8 +71,8 @@ class Episodes:
 
     Args:
       steps: `[B, K]` steps.
-      index: `[B]` environments of the steps, each once; a slice for all of them
-        in order.
+      index: `[B]` indices of the environments, all different; a slice if the
+        steps are of all environments, in order.
 
     Raises:
       wire.Refused: INVALID_ARGUMENT, a number is out of its range, or steps are
@@ -109,7 +109,7 @@ class Episodes:
     self, steps: np.ndarray, returns: np.ndarray, index: np.ndarray | slice
   ) -> np.ndarray:
     """Returns `[B, K]` lengths, and keeps those of unfinished games."""
-    if steps.shape[1] == 1:  # The same as below, in a third of the time.
+    if steps.shape[1] == 1:  # Equals the code below, in a third of its time.
       lengths = self._length[index] + steps[:, 0]
       self._length[index] = np.where(np.isnan(returns[:, 0]), lengths, 0)
       return lengths[:, None]
@@ -133,7 +133,9 @@ class Episodes:
     if not self._returns_are_sums:
       reward = _MAX_POINTS * np.abs(reward, dtype=np.float64)
       if np.any(~np.isnan(claimed) & ~ended):
-        raise wire.invalid("an episode_return where an episode ends", "another")
+        raise wire.invalid(
+          "an episode_return only where an episode ends", "one elsewhere"
+        )
       ended = ended & ~np.isnan(claimed)
     returns = np.full(claimed.shape, np.nan, np.float32)
     for k in range(claimed.shape[1]):

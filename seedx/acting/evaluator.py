@@ -101,8 +101,8 @@ class Evaluator:
     """Plays episodes, whose number in each environment is fixed.
 
     Counting the episodes that end first would favour short ones. Each `play`
-    makes new environments, because unfinished episodes of the previous one
-    could not count.
+    makes new environments, because unfinished episodes of the
+    previous `play` could not count.
 
     Args:
       acting: acting parameters; see `Config.per_row`.
@@ -126,7 +126,7 @@ class Evaluator:
           if not counts.missing() or (stop and stop.is_set()):
             break
       seed += len(left)
-      left = counts.left  # Those with a cut episode may have more to play.
+      left = counts.left  # Above 0 where a cut ended the play early.
       if not config.per_row:
         left = _divided(left.sum(), config.num_envs)
     return counts.played()
@@ -161,8 +161,8 @@ class Evaluator:
 class _Counts:
   """Counts of a `play`, over one or several sets of environments.
 
-  An environment whose episode is cut counts no further episodes, since the rest
-  of the cut episode is not a whole one.
+  After a cut, the environment's episodes do not count, because the rest of the
+  cut episode is not a whole one.
 
   Attributes:
     left: `[N]`, number of episodes that each environment still has to play.

@@ -231,8 +231,8 @@ class Inference:
     sizes: sizes of the device's batches and store.
     slots: slots of the store, leased to sessions.
     received: decoder of the actors' messages, which checks and counts them.
-    env: `[slots]` int32, the seed of the environment in each leased slot, which
-      no other environment has.
+    env: `[slots]` int32, the seed of the environment in each leased slot; all
+      environments have different seeds.
     requests: batcher of the actors' messages, which `run` answers; any thread
       may add some.
   """
@@ -295,7 +295,7 @@ class Inference:
     )
     # Numbers of unrolls to which those that are added are padded.
     self._added = sorted({min(x, sizes.share_size) for x in sizes.padded})
-    # Only its shapes: each step donates the store itself.
+    # Only shapes are needed, and each step donates the store itself.
     of_share = jax.ShapeDtypeStruct((sizes.share_size,), np.int32)
     self._shapes = jax.eval_shape(self._begin, store, of_share, of_share)
     self._needs = agent.needs
@@ -313,7 +313,7 @@ class Inference:
         if batch is None:
           continue
         actions = self._step(batch)
-        # A slot may get another environment once its actor has the actions.
+        # Read now: after the reply, a slot may get another environment.
         rows = sum(message.rows for message in messages)
         env = self.env[batch.slot[:rows]]
         with (
@@ -323,7 +323,7 @@ class Inference:
           with self._waiting(self._device):
             of_rows = np.asarray(actions)
           self._reply(messages, of_rows)
-        # The next step may overwrite finished unrolls in the store.
+        # Before the next step, which may overwrite finished unrolls.
         for share in self._finished(batch, env):
           with self._waits.timed(metrics.WAIT_LEARNER):
             if not self._sink(share):
@@ -369,7 +369,7 @@ class Inference:
   ) -> Iterator[types.Share]:
     """Collects the unrolls that a batch finished, and yields full shares.
 
-    `env` are the environments of the batch's rows, without those of padding.
+    `env` has the seed of each row's environment, without rows of padding.
     """
     slot, count = batch.slot, batch.count
     finished = np.flatnonzero(self.sizes.layout.finished(count[: len(env)]))

@@ -56,8 +56,8 @@ class Programs:
     spec: specification of the environments.
     layout: layout of each actor's unroll store.
     act: `(store, acting, version, rng_key, batch) -> (store, action)`, which
-      donates the store, see `unroll_store.act`. `rng_key` is the actor's; the
-      key of a step also depends on its count.
+      donates the store, see `unroll_store.act`. `rng_key` is the actor's;
+      each step derives its key from it and the step's count.
     unrolled: function with the arguments of `act`, for a batch whose steps end
       unrolls. It returns the unrolls, and leaves the store as it is.
     priorities: function that computes priorities, see `base.priorities`.
@@ -136,7 +136,7 @@ class Programs:
     )
 
   def share(self) -> types.Share:
-    """Returns shapes and dtypes of a share of an actor's N unrolls."""
+    """Returns a share's shapes and dtypes; it has N unrolls of one actor."""
     agent = self.agent
 
     def share(rng_key: jax.Array) -> types.Share:
@@ -241,7 +241,7 @@ class LocalActor:
   def origin(self) -> types.Tree:
     """Origin of the unrolls that `observe` returned, see `types.Share`.
 
-    Read it before `act`. The number of an environment is its first seed.
+    Read it before `act`. An environment's number is its initial seed.
     """
     number = self._programs.layout.number(self._count)
     return self._programs.agent.needs.origin(self._seeds, number)
@@ -266,7 +266,7 @@ class LocalActor:
 
 
 class Unreported:
-  """Steps of N environments that an actor has not yet reported."""
+  """An actor's steps in N environments since its last report."""
 
   def __init__(self, num_envs: int, length: int) -> None:
     """Starts without steps; `take` must follow after at most `length` steps."""

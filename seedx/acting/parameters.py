@@ -18,7 +18,7 @@ from seedx.wire import server as server_lib
 class Source:
   """Server of the newest acting parameters.
 
-  Each version is copied from the device only once, for all clients.
+  One copy of a version from the device serves all clients.
   """
 
   def __init__(self, newest: Callable[[], tuple[types.Tree, int]]) -> None:
@@ -65,8 +65,8 @@ class Fetched:
       device: device that holds the copy.
 
     Raises:
-      wire.WireError: the server has other parameters, refuses the stream, or
-        cannot be reached.
+      wire.WireError: the server's parameters have another layout, it refuses
+        the stream, or it cannot be reached.
     """
     self.device = device
     self._asked_seconds = 0.0

@@ -1,4 +1,4 @@
-"""Settings of playing whole episodes, without an import of JAX."""
+"""Settings of playing whole episodes, in a module that works without JAX."""
 
 import dataclasses
 

@@ -15,7 +15,7 @@ from seedx.wire import server as server_lib
 
 
 class Message(NamedTuple):
-  """A message of an actor, which waits for its actions.
+  """A message of an actor; the actor waits for the actions.
 
   Attributes:
     request: the message's bytes; its methods answer the actor.
@@ -161,7 +161,7 @@ class Received:
     """Returns the slot of each row of the messages.
 
     Args:
-      index: `[R]` indices of the actors' environments, of all messages.
+      index: `[R]`, index of each row's environment within its actor.
       slots: slots of each message's actor.
       rows: number of rows of each message.
     """

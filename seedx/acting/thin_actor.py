@@ -70,7 +70,7 @@ class Work:
   def of(
     cls, address: str, options: Mapping[str, Any], security: wire.Security
   ) -> Self:
-    """Makes the work from the learner's settings by name, read from JSON."""
+    """Makes the work from `options`, the learner's settings in JSON's types."""
 
     def config(kind: type[C]) -> C:
       fields = [x.name for x in dataclasses.fields(kind)]  # type: ignore
@@ -136,7 +136,7 @@ class _Session:
       self._exchange.over.wait()
     finally:
       self._exchange.close()
-      # A process that exits while an environment steps would abort.
+      # A process aborts if it exits while an environment steps.
       thread.join(_STEP_SECONDS)
     if self._failure is not None:
       raise self._failure

@@ -170,7 +170,7 @@ class _Messages:
 
 
 def _check_priorities(priorities: np.ndarray) -> None:
-  """Raises RuntimeError if no replay can sample by these `[N, windows]`."""
+  """Raises RuntimeError if one of `[N, windows]` is no valid priority."""
   valid = np.isfinite(priorities) & (priorities >= 0)
   if not valid.all():
     row = np.flatnonzero(~valid.all(axis=1))[0]

@@ -24,14 +24,14 @@ class Experience(NamedTuple):
 
   Attributes:
     unroll: `[S, L, ...]` steps, and `[S, ...]` core states.
-    priorities: `[S, L - window + 1]` float32 priorities of all windows, by the
-      actor's parameters; () for an agent without priorities.
+    priorities: `[S, L - window + 1]` float32 priorities of all windows,
+      computed with the actor's parameters; () for an agent without priorities.
     episode_return: `[S, L]` float32, `types.Rows.episode_return` of the new
       steps, followed by NaN.
-    wait_environments: `[]` float32, share of time since the last message
-      that the actor waited for its environments.
-    wait_learner: `[]` float32, share of that time that it waited for the
-      learner.
+    wait_environments: `[]` float32, share of its time that the actor waited
+      for its environments, since the last message.
+    wait_learner: `[]` float32, share of its time that it waited for the
+      learner, since the last message.
   """
 
   unroll: types.Unroll

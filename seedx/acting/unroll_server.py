@@ -96,7 +96,7 @@ class UnrollServer:
   ) -> None:
     """Checks the range of each number in a message.
 
-    The `[S]` exploration is that of the actor's welcome.
+    `exploration` is the `[S]` values in the actor's welcome.
 
     Raises:
       wire.Refused: INVALID_ARGUMENT, a number is out of its range.
@@ -154,7 +154,7 @@ class _Session:
     self._server = server
     self._session = session
     self._period = period
-    # Each environment's seed, which no other environment has.
+    # The environments' seeds, which also identify them in `types.Share`.
     self._envs = session.first_seed + np.arange(
       len(session.slots), dtype=np.int32
     )

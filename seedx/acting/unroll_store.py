@@ -3,8 +3,8 @@
 A store is on one device. The `count` of a step is the number of earlier steps
 of the slot's session. Step n is written at index `n % length` of a ring. Unroll
 k of a slot has the steps from `k * period` to `k * period + length - 1`. When
-the last of them is written, the unroll must be collected before the slot's next
-step overwrites its first one.
+its last step is written, the unroll must be collected before the slot's next
+step, which may overwrite the unroll's first step.
 
 All functions are pure, have fixed shapes, and should be jitted. `act` should
 donate the store, and `collect` the unrolls that it fills. Padding is dropped:

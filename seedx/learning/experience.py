@@ -42,21 +42,21 @@ class Experience(abc.ABC):
   def learned(
     self, windows: Sequence[types.Tree], priorities: Sequence[jax.Array]
   ) -> None:
-    """Receives `[B / cores]` new priorities of a batch's windows on each core.
+    """Receives a batch's new priorities: `[B / cores]` from each core.
 
-    It is called if the batch has windows.
+    It is called only if the batch has `windows`.
     """
     raise NotImplementedError
 
   def counted(self, env_steps: float, batches: int = 1) -> None:
-    """Receives the number of env steps, without resets, in learned batches.
+    """Receives the number of env steps, not resets, that were learned from.
 
     Each batch is counted once, about one update later.
     """
     del env_steps, batches
 
   def resume(self, updates: int, resets: float) -> None:
-    """Continues a run after `updates`; called before the first share.
+    """Continues a run after `updates` updates, before the first share.
 
     Args:
       updates: number of updates so far.

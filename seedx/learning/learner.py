@@ -56,7 +56,7 @@ class Config(hosts_lib.Config):
 
   @property
   def parts(self) -> int:
-    """Number of learner devices of all hosts times micro-batches."""
+    """Number of learner devices of all hosts, times `micro_batches`."""
     return self.num_cores * self.micro_batches
 
   def plan(

@@ -95,7 +95,7 @@ class Plan:
     memory = of_process.make(
       window=needs.window,
       capacity=capacity,
-      # An environment's next unroll may go to another core.
+      # None where an environment's next unroll may go to another core.
       period=None if self.num_envs and cores > 1 else self.unroll_length,
       streams=self.num_envs // self.processes,
     )
@@ -124,7 +124,7 @@ class Plan:
     """
     if self.replay is None:
       return experience.Once()
-    # Each process counts an equal part, so that all make the same updates.
+    # Equal parts of the env steps, so that processes make equally many updates.
     count_steps = None
     if acted is not None:
       count_steps = functools.partial(self._steps_of_process, acted)

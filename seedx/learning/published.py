@@ -21,7 +21,7 @@ class Published:
   def __init__(self, devices: Sequence[jax.Device]) -> None:
     self._devices = tuple(dict.fromkeys(devices))
     self._lock = threading.Lock()
-    # The first version is computed; later ones may not be.
+    # The first version is computed; updates may still compute the others.
     self._versions: collections.deque[_Version] = collections.deque()
 
   def put(self, acting: types.Tree, version: int, wait: bool) -> None:

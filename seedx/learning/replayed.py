@@ -125,7 +125,7 @@ class Replayed(experience.Experience):
       for i, core in enumerate(cores)
     ]
     self._acted = acted
-    # New steps of unrolls so far, and env steps that have been counted.
+    # Number of unrolls' new steps so far, and of the env steps among them.
     self._steps = self._seen = 0
     self._ratio = config.ratio(core_replay.needs.learned_steps)
     # Number of batches sampled so far.
@@ -225,7 +225,7 @@ class Replayed(experience.Experience):
     return lambda: state
 
   def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-    """Takes saved arrays by path, restored when the first shares arrive.
+    """Takes saved arrays by path, to restore them with the first shares.
 
     If they do not fit, the replays start empty, which a warning reports.
     """
@@ -262,7 +262,7 @@ class Replayed(experience.Experience):
     self._copy_metrics()
 
   def _copy_metrics(self) -> None:
-    """Copies the metrics of the replays, which their next change deletes."""
+    """Copies the replays' metrics, because the next change deletes them."""
     metrics_of_cores = map(self._core_replay.replay.measure, self.states)
     self._metrics = [self._copy(x) for x in metrics_of_cores if x]
 
@@ -354,7 +354,7 @@ class _Pause:
   """A lock with which other threads pause the changes of one thread."""
 
   def __init__(self) -> None:
-    # A pause that waits for a change holds the turn, so that it comes next.
+    # A waiting pause holds the turn, so that it precedes the next change.
     self._turn, self._changing = threading.Lock(), threading.Lock()
 
   @contextlib.contextmanager

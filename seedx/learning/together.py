@@ -113,7 +113,7 @@ class Together(learner.Learner):
     try:
       super().run(example)
     finally:
-      self._hosts.over.set()  # The hosts cannot agree without this one.
+      self._hosts.over.set()  # The hosts cannot agree without this host.
 
   def warm_up(self, shares: Sequence[types.Share]) -> None:
     """Compiles the update on all hosts, then runs it without an effect.

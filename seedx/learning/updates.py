@@ -223,7 +223,7 @@ class OnCore:
     return Result(after, types.LossOutput(weight, metrics), skipped)
 
   def _steps(self, batch: types.Tree) -> jax.Array:
-    """Returns `[]`, the steps learned from on all cores, resets included."""
+    """Returns `[]`, the number of all cores' steps, resets included."""
     steps = jnp.float32(self.agent.needs.steps(batch))
     return losses.sum_over_cores(steps, sharding.CORES)
 
@@ -258,7 +258,7 @@ class Whole:
 
 
 class Accumulated:
-  """Program that applies the mean gradients of micro-batches once.
+  """Program that applies the mean of the micro-batches' gradients.
 
   The mean is weighted by `LossOutput.weight`.
   """

@@ -119,7 +119,7 @@ class _Team:
     shape = (workers.num_workers, workers.envs_per_worker)
     self._exploration = exploration.reshape(shape)
     self._reported = counters.explores_least(exploration).reshape(shape)
-    # Set once worker 0 has compiled for all workers, and at the end.
+    # Set when worker 0 has compiled for all workers, or the run ends.
     self.compiled = threading.Event()
 
   def work(self, worker: int) -> None:

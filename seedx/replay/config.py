@@ -40,7 +40,7 @@ class Replay(Protocol):
     """
 
   def update(self, state: Any, windows: Any, priorities: Any) -> types.Tree:
-    """Sets the priorities `[B]` of a sample's windows, if it has priorities."""
+    """Sets the priorities `[B]` of a sample's windows, if a replay has any."""
 
   def measure(self, state: Any) -> dict[str, jax.Array]:
     """Returns counts `[]` by name, which are summed over cores."""
@@ -56,7 +56,7 @@ class Config:
     replay_batch_size: batch size in windows (n-step transitions, or R2D2's
       sequences).
     replay_ratio: average number of times that each env step is learned from. A
-      transition is one step, a sequence of R2D2 several, and a reset none.
+      transition counts as one, R2D2's sequence as several, a reset as none.
   """
 
   # Whether unrolls have priorities, which updates replace.
@@ -82,8 +82,8 @@ class Config:
     Args:
       window: W, time steps of a window.
       capacity: capacity in unrolls.
-      period: T, new time steps of an unroll; None if the next unroll of its
-        environment may be in another replay.
+      period: T, new time steps of an unroll; None if an environment's
+        next unroll may be in another replay.
       streams: number of environments whose unrolls arrive in any order; 0 if
         each share has one unroll of each environment, in the same order.
     """
@@ -100,7 +100,7 @@ class Config:
     )
 
   def steps_per_update(self, learned_steps: int) -> float:
-    """Returns the number of env steps per update, see `ratio`."""
+    """Returns the number of new env steps for each update, see `ratio`."""
     return self.replay_batch_size * learned_steps / self.replay_ratio
 
   def divided(self, parts: int) -> Self:

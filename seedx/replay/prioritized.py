@@ -193,8 +193,8 @@ class Prioritized:
   ) -> PrioritizedState:
     """Sets the leaves of forgotten unrolls to 0, from number `oldest` on.
 
-    While all unrolls share rows, there are none: each new unroll has the entry
-    of the one that is forgotten.
+    It does nothing while all unrolls share rows, because then each new unroll
+    takes the entry of a forgotten one.
     """
     ring, num_windows = state.ring, self._ring.num_windows(state.ring)
     if not ring.book.ring.overlap:

@@ -171,17 +171,17 @@ class Ring:
       number = own - size
       origins = book.unrolls[number % self.capacity, self.length :]
     else:
-      # Each unroll adds at least `period` rows, so all others are too old.
+      # Older unrolls are too old: each unroll adds at least `period` rows.
       count = (self.late - size * self.length) // self.period + 1
       number = book.inserted - 1 - jnp.arange(min(self.capacity, count))
       origins = jnp.concatenate(
         [origin[::-1], book.unrolls[number % self.capacity, self.length :]]
       )[None]
-      # The newest unroll comes first.
+      # From the newest unroll to the oldest.
       number = jnp.concatenate([own[::-1, 0], number])[None]
     before = origin - np.array([0, 1], np.int32)
     is_before = jnp.all(origins == before[:, None], axis=-1)
-    # New unrolls overwrite the entries of older ones.
+    # The oldest unroll whose entry no new unroll overwrites.
     kept = jnp.maximum(book.oldest, book.inserted + size - self.capacity)
     is_before &= (number >= kept) & (number < own)
     newest = jnp.argmax(is_before, axis=1)[:, None]

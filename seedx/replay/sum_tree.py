@@ -80,7 +80,7 @@ def find(tree: Tree, start: jax.Array, offset: jax.Array) -> jax.Array:
   """
   chex.assert_rank([start, offset], 1, custom_message="start, offset")
   chex.assert_equal_shape([start, offset], custom_message="start, offset")
-  # Without the barrier, XLA draws their random numbers again at each level.
+  # Without the barrier, XLA draws the random amounts again at each level.
   start, offset = jax.lax.optimization_barrier((start, offset))
   node = jnp.zeros(1, jnp.int32)  # The top level is one block.
   place = np.arange(RADIX)
@@ -88,7 +88,7 @@ def find(tree: Tree, start: jax.Array, offset: jax.Array) -> jax.Array:
     block = level.reshape(-1, RADIX).at[node].get(mode="promise_in_bounds")
     ends = _times(block, np.triu(np.ones((RADIX, RADIX), np.float32)))
     beyond = ends - start[:, None] > offset[:, None]
-    # The first node that ends beyond the amount, or else the last above 0.
+    # The first node whose end exceeds the amount; if none, the last above 0.
     rank = jnp.where(beyond, 2 * RADIX - place, place)
     chosen = jnp.argmax(jnp.where(block > 0, rank, 0), axis=-1)
     before = jnp.take_along_axis(ends - block, chosen[:, None], axis=-1)

@@ -98,7 +98,7 @@ class Acted:
   def all_have_ended(self) -> bool:
     """Whether every reported environment has ended an episode.
 
-    Before, `returns` and `lengths` are biased: short episodes end first.
+    Until then, `returns` and `lengths` are biased: short episodes end first.
     """
     return self._rounds.have_all_ended
 
@@ -179,8 +179,8 @@ class Environments:
     Args:
       env_steps: number of new env steps of all of these environments.
       index: `[B]` numbers, or a slice: the environment of each row of `returns`
-        and `lengths`, each at most once, and none that has left.
-      returns: `[B, ...]`, as in `Acted.add`, the oldest games first.
+        and `lengths`; all are different, and none has left.
+      returns: `[B, ...]`, as in `Acted.add`; each row's oldest game first.
       lengths: `[B, ...]`, as in `Acted.add`.
     """
     ended = ~np.isnan(returns)
@@ -275,9 +275,9 @@ class _Rounds:
       return env_steps - self._began_steps > _OVERDUE * self._took_steps
 
   def steps_without(self, env_steps: int) -> int:
-    """Returns the env steps since an episode ended.
+    """Returns the number of env steps since the newest episode ended.
 
-    It is 0 if they are not more than the previous round took.
+    It is 0 until the number exceeds that of the previous round.
     """
     with self._lock:
       since = env_steps - self._last_steps
@@ -404,9 +404,9 @@ class Learned:
     """Counts applied gradients.
 
     Args:
-      learned_steps: number of env steps that they were computed from.
-      staleness: mean number of updates since the parameters with which they
-        were computed.
+      learned_steps: number of env steps that the gradients were computed from.
+      staleness: mean number of other updates since a gradient's parameters
+        were read.
       metrics: the agent's metrics of the newest gradient.
       gradients: number of gradients.
     """

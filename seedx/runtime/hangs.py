@@ -26,8 +26,8 @@ _CLOSE_SECONDS = 75.0
 # Seconds for the `leaving` functions. The processes that these functions stop
 # would exit by themselves, too.
 _LEAVING_SECONDS = 0.5
-# At its end, a run may be twice as slow as it was before, up to these seconds
-# without progress.
+# A run that was slow before may make no progress for twice as long at its end,
+# but at most for these seconds.
 _SLOW_SECONDS = 60.0
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
@@ -69,7 +69,7 @@ class Watch:
     """Makes a watch that is idle until `begin`.
 
     Args:
-      ending: source of the time of a signal; calls `look`.
+      ending: has the time of a signal; its thread calls `look`.
       hang_seconds: seconds without progress after which the threads of the run
         are reported.
       leaves: whether to end the process about 10 seconds after a signal even if
@@ -185,7 +185,7 @@ class Watch:
 
   def _hangs_at_end(self, now: float) -> bool:
     if self.saver is not None and self.saver.is_writing:
-      return False  # The disk may be slow.
+      return False  # A slow disk is not a hang.
     if self.saver is not None and self.saver.is_saved and not self._is_closing:
       return now > self._closed_seconds + _END_SECONDS
     if self._is_over:
@@ -194,7 +194,7 @@ class Watch:
     return now > self._moved_seconds + max(_END_SECONDS, slow)
 
   def _late_line(self) -> metrics.Line:
-    """Returns a line in place of the one that the run has not written."""
+    """Returns the last line with a later time, for a run that writes none."""
     late = time.monotonic() - self._written_seconds
     wall_seconds = self._line.get("wall_seconds")
     line = dict(self._line)

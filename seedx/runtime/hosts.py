@@ -211,7 +211,7 @@ class Hosts:
     return report
 
   def add_reports(self, sums: Report) -> None:
-    """Adds the sums over all hosts of an update's reports."""
+    """Adds the sum of all hosts' reports for an update."""
     assert self._acted is not None
     counts = _Counts(*(round(x) for x in sums.counts.tolist()))
     self._acted.add_all(counts, sums.totals)
@@ -245,12 +245,12 @@ class _Acted(counters.Acted):
 
   @property
   def all_have_ended(self) -> bool:
-    """Whether all environments of all hosts have ended an episode."""
+    """Whether all reported environments of all hosts have ended an episode."""
     return self._hosts_waiting == 0
 
   @property
   def all_here_have_ended(self) -> bool:
-    """Whether all environments of this host have ended an episode."""
+    """Whether all reported environments of this host have ended an episode."""
     return super().all_have_ended
 
   def add(
@@ -283,7 +283,7 @@ class _Acted(counters.Acted):
     return taken
 
   def add_all(self, counts: _Counts, totals: np.ndarray) -> None:
-    """Adds sums over all hosts; each episode counts with the mean of all."""
+    """Adds all hosts' sums; the mean stands for each episode's numbers."""
     episodes = max(1, counts.episodes)
     means = np.full((2, counts.episodes), (totals / episodes)[:, None])
     super().add(counts.env_steps, *means)

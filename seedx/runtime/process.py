@@ -60,7 +60,7 @@ class Config(abc.ABC):
     types.check_settings(self)
 
   def with_sockets(self, folder: str) -> Self:
-    """Returns the config with sockets in a folder for missing addresses."""
+    """Returns the config with a socket in `folder` for each missing address."""
     del folder  # This config has no address.
     return self
 
@@ -209,12 +209,12 @@ class Process:
   close: Callable[[], None] = lambda: None
 
   def saved(self) -> types.Tree:
-    """Returns the whole checkpoint, see `parts.Part`; for any thread."""
+    """Returns the whole state, see `parts.Part`; any thread may call it."""
     return {name: part.saved() for name, part in self.parts.items()}
 
   @staticmethod
   def clock(saved: types.Tree) -> int:
-    """Returns the env steps of a saved process, which name its checkpoint."""
+    """Returns a saved process's number of env steps, its checkpoint's name."""
     return int(saved["acted"]["env_steps"])
 
   def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:

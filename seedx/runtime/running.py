@@ -92,8 +92,8 @@ class ThreadGroup:
   """Threads that stop together: if one fails, all stop.
 
   Attributes:
-    stop: event that ends the threads. Every wait of a thread ends with it, or
-      by `Process.stopping`, which `run` then calls.
+    stop: event that ends the threads. A thread's wait ends when it is
+      set, or when `run` then calls `Process.stopping`.
   """
 
   def __init__(

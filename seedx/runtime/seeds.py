@@ -22,10 +22,10 @@ class Seeds:
   """
 
   def __init__(self, seed: int, part: int = 0) -> None:
-    """Starts at a place that depends on the run's seed and the part.
+    """Starts at a seed that depends on the run's seed and the part.
 
     Runs with seeds below 2^k start at least 2^(30 - k) environments apart, and
-    the parts of a run 2^20.
+    the parts of a run start 2^20 apart.
 
     Args:
       seed: the run's seed, from 0 to 2^30 - 1.

@@ -63,7 +63,7 @@ class WallClock:
 
   @property
   def wall_seconds(self) -> float:
-    """Seconds of the run until now: this start's and all earlier ones'."""
+    """Seconds of the run until now, over this and all earlier starts."""
     return self.past_seconds + time.monotonic() - self.started_seconds
 
   def restart(self) -> None:

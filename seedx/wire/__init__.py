@@ -27,7 +27,7 @@ metadata, which gRPC encodes as base64). The value is a JSON object in UTF-8::
 
   * `protocol`: the integer 2.
   * `max_rows`: maximum number of rows in the client's requests. Optional; the
-    server refuses the call if it is larger than the server's own maximum.
+    server refuses a call with more than the server's own maximum.
   * `columns`: the columns of the requests, in order, each with exactly these
     four keys:
 
@@ -45,11 +45,11 @@ metadata, which gRPC encodes as base64). The value is a JSON object in UTF-8::
 Columns are the leaves of a nest in order. The names are positions (`0`, `1`,
 ...) in tuples and lists, fields in NamedTuples, and sorted keys in dicts. If
 the whole nest is one array, its name is empty. The server compares `protocol`
-and `columns`, with order and names, with its own. If they agree, it answers at
-once with initial metadata under the same key: a JSON object with `protocol`,
-`max_rows` and `columns` of the *replies*, and `welcome`, a JSON object from the
-session. The client should compare the columns with those that it expects. The
-answer may have up to 1 MiB, so raise `grpc.max_metadata_size` in the client.
+and `columns`, including their order and names, with its own. If they agree, it
+answers at once with initial metadata under the same key: a JSON object with
+`protocol`, `max_rows` and `columns` of the *replies*, and `welcome`, a JSON
+object from the session. The client should compare the columns with those that
+it expects. The answer may have up to 1 MiB: raise `grpc.max_metadata_size`.
 The client's object may have up to 16 KiB plus four times the size of its
 columns, and at most 1 MiB; the server refuses a larger one without reading it.
 
@@ -116,8 +116,8 @@ JSON object. If the server's object then has a `pipe` of 32 hexadecimal digits:
 
 A connection has at most 100 calls at a time; a refused or cancelled call counts
 until 10 s after its end. gRPC refuses further calls on the connection; open
-another one for them. The end of a stream does not affect other streams. Both
-ends send keepalive pings every 20 s; a server accepts one every 5 s.
+another connection for them. The end of a stream does not affect other streams.
+Both ends send keepalive pings every 20 s; a server accepts one every 5 s.
 
 **Thin actors.** A thin actor steps n environments for a learner of the pipeline
 `seed`. It opens one stream of `/seedx/act` with the hello `{"num_envs": n}`.

@@ -10,9 +10,9 @@ from seedx import trees, types
 PATH_PREFIX = "/seedx/"
 METADATA_KEY = "seedx-layout-bin"
 METADATA_BYTES = 1 << 20
-# A client from which a message is due for this long loses its place. It may
-# need minutes to compile, to reset a slow simulator, or to step it for an
-# unroll; a stream that has no content for longer sends empty messages.
+# A client loses its place if its next message is due for this long. It may need
+# minutes to compile, to reset a slow simulator, or to step it for an unroll; a
+# stream that has no content for longer sends empty messages.
 SILENT_SECONDS = 300.0
 # With these options, both ends notice a lost connection after 40 s.
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [

@@ -104,7 +104,7 @@ class Stream:
     """
     try:
       message = self._pipe.receive() if self._pipe else None
-      if message is None:  # There is no pipe, or gRPC has the status.
+      if message is None:  # No pipe, or its end: gRPC has the rest.
         message = next(self._call, None)
     except grpc.RpcError as error:
       if self._request_error is not None:
@@ -228,8 +228,8 @@ _streams_lock = threading.Lock()
 def _end_streams() -> None:
   """Ends the open streams before Python stops their threads.
 
-  A stopped thread may hold the lock of its call, for which gRPC then waits
-  forever, and a thread that is stopped within gRPC's C++ may abort the program.
+  Otherwise, gRPC may wait forever for the lock of a call that a stopped thread
+  holds, and a thread that is stopped within gRPC's C++ may abort the program.
   """
   with _streams_lock:
     streams, senders = list(_streams), list(_senders)
@@ -279,7 +279,7 @@ class Client:
     outputs: layout_lib.Layout,
     timeout_seconds: float | None = None,
   ) -> types.Tree:
-    """Calls a method once with `[rows, ...]` arrays.
+    """Calls a method with `[rows, ...]` arrays.
 
     A `timeout_seconds` of None is no limit.
 
@@ -382,7 +382,7 @@ class Client:
     try:
       self._channel.unary_unary(calls.PATH_PREFIX)(b"", timeout=_PROBE_SECONDS)
     except grpc.RpcError as error:
-      # A server that is too busy to answer still has its connection.
+      # At DEADLINE_EXCEEDED, the server is connected, but too busy to answer.
       return error.code() in (
         grpc.StatusCode.UNIMPLEMENTED,
         grpc.StatusCode.DEADLINE_EXCEEDED,

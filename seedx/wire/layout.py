@@ -94,7 +94,7 @@ class _Plan(NamedTuple):
 
 
 class _Once:
-  """Spec of an array that a message has once."""
+  """Spec of an array that a message has once, not in each row."""
 
   def __init__(self, leaf: Any) -> None:
     self.dtype, self.shape = leaf.dtype, leaf.shape
@@ -148,7 +148,7 @@ class Layout:
           " rename a key"
         )
     structure = tree.unflatten_as(specs, list(range(len(columns))))
-    _fill(structure, names)  # Raises if a container is not supported.
+    _fill(structure, names)  # To refuse unsupported containers.
     has_rows = not all(column.once for column in columns)
     layout = cls(columns, max_rows if has_rows else 1, structure)
     if layout.message_bytes(max_rows) > MAX_MESSAGE_BYTES:
@@ -166,7 +166,7 @@ class Layout:
     )
 
   def encode(self, nest: types.Tree) -> bytes:
-    """Returns a message with the arrays, which are copied once.
+    """Copies the arrays into a message, which it returns.
 
     Args:
       nest: `[rows, *shape]` arrays, or `[*shape]` for columns that are `once`.
@@ -255,7 +255,7 @@ class Layout:
     Args:
       messages: messages without columns that are `once`.
       rows: number of rows of each message, as `rows` returns it.
-      pad_to: number of rows of the batch; those behind the messages' are zeros.
+      pad_to: number of rows of the batch; rows after the messages' are zeros.
 
     Raises:
       MessageError: the bytes are not messages of this layout.

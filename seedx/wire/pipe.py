@@ -32,7 +32,7 @@ class Pipe:
     self.cut = False
     self._socket = connected
     self._max_bytes = max_bytes
-    # The message under way; before its header is complete, only that.
+    # The message under way; only its header until that is complete.
     self._message, self._received = _header(), 0
     # Messages that were received while one was sent.
     self._ahead: collections.deque[layout_lib.Buffer | None] = (
@@ -134,7 +134,7 @@ class Pipe:
         f"expected a message of at most {self._max_bytes} bytes, found one of"
         f" {size}"
       )
-    message = np.empty(size, np.uint8).data  # Without a fill of zeros.
+    message = np.empty(size, np.uint8).data  # Unlike a bytearray, not set to 0.
     message[: len(header)] = header
     return message
 

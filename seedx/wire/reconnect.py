@@ -117,7 +117,7 @@ class SecurityCheck:
     self._since_seconds: float | None = None
 
   def run(self, addresses: Sequence[str]) -> None:
-    """Looks for problems of servers after a client failed; prints them once.
+    """Looks for servers' problems after a client failed; prints each once.
 
     Raises:
       WireError: UNAUTHENTICATED, a problem has lasted for 30 s.

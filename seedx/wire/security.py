@@ -162,7 +162,7 @@ class Security:
       return ""
 
   def _missing(self, address: str, tls: str, token: str) -> str:
-    """Names what is missing of TLS and a token, if an address needs both.
+    """Names which of TLS and a token are missing, if the address needs both.
 
     Raises:
       types.ConfigError: something is missing, and `insecure` is False.

@@ -28,9 +28,9 @@ from seedx.wire import security as security_lib
 # since JSON may have spaces, and gRPC may add base64. It has a limit because
 # decoding 1 MiB of JSON holds Python's lock for 0.2 s.
 _HELLO_BYTES = 1 << 14
-# gRPC resets a connection's calls beyond this limit before Python sees them. A
-# refused or cancelled call counts for `_SPENT_SECONDS` more, so that a client
-# that resets calls in rapid succession costs little.
+# gRPC resets a connection's calls beyond this limit before Python sees them.
+# Refused and cancelled calls count until `_SPENT_SECONDS` after their end, so
+# that a client that resets calls in rapid succession costs little.
 _CALLS_PER_CONNECTION = 100
 _SPENT_SECONDS = 10.0
 # Bounds memory: each spent call keeps its handshake.
@@ -49,10 +49,11 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 ]
 # A request slightly above its limit gets seedx's message, not gRPC's.
 _SLACK_BYTES = 1 << 16
-# Calls beyond the maximum of streams, which are refused with a reason; and the
+# Number of calls that are refused with a reason when all streams are taken, and
 # number of idle threads that are kept.
 _SPARE_CALLS = 16
-# A host whose stream was silent is refused this long, so that others connect.
+# Time for which a host whose stream was silent is refused, so that other hosts
+# can connect.
 _YIELD_SECONDS = 5.0
 # With more streams, threads wait for Python's lock: with 512, a message took
 # twice the CPU time that it took with 128, and connecting took half a minute.
@@ -485,7 +486,7 @@ class _Method:
       stream.end_silent(seconds)
 
   def cancel_streams(self, only_idle: bool) -> None:
-    """Ends the streams that wait for a request, or all of them."""
+    """Ends all streams; if `only_idle`, those that wait for a request."""
     with self._lock:
       streams = list(self._streams)
     if streams and not only_idle and self._cancel is not None:
@@ -550,12 +551,12 @@ class _Stream:
           self._check_ended()
           return
     except calls.Refused as refused:
-      # If another thread has closed the session, only that thread's reason is
-      # the true one.
+      # If another thread has ended the call, the refusal is only an effect of
+      # that, so the other thread's reason is sent.
       reason = self._ended or refused
       self._abort(reason.code, reason.message)
     except Exception as error:
-      if self._closed:  # `stop` has closed it, or the client has left.
+      if self._closed:  # By `stop`, or because the client left.
         self._abort(grpc.StatusCode.CANCELLED, _STOPPING)
       _log.exception("%s: a call raised an error", self._method.name)
       message = f"{type(error).__name__}: {error}"
@@ -842,7 +843,7 @@ class _Handlers(grpc.GenericRpcHandler):
   ) -> Iterator[bytes]:
     if not self._security.admits(context.invocation_metadata() or ()):
       self._count_without_token(context.peer())
-      # First of all, so that the answer reveals nothing, not even the methods.
+      # The first check, so that the answer does not even reveal the methods.
       context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected the run's token")
     method = self._methods.get(path.removeprefix(calls.PATH_PREFIX))
     if self._stopping.is_set():
@@ -871,7 +872,7 @@ class _Handlers(grpc.GenericRpcHandler):
 class _Newest:
   """The newest request of a call, which is freed when the call ends.
 
-  Otherwise, a spent call would keep a request that arrived while it ended.
+  Otherwise, a spent call would keep a request that arrived at its end.
   """
 
   def __init__(self) -> None:
@@ -947,7 +948,7 @@ def _hello_limit(methods: Iterable[_Method]) -> list[tuple[str, int]]:
 
 
 def _wait_for_end(methods: Iterable[_Method], seconds: float) -> list[str]:
-  """Waits for the ends of all streams; names the methods with open ones."""
+  """Waits for streams to end; returns the names of methods that have some."""
   deadline = time.monotonic() + seconds
   while True:
     names = [method.name for method in methods if method.num_streams()]

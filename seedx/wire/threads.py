@@ -21,7 +21,7 @@ class DaemonThreads(futures.ThreadPoolExecutor):
     Args:
       keep: maximum number of idle threads that wait for another job.
     """
-    super().__init__(1)  # The base class never starts its thread.
+    super().__init__(1)  # Unused: the base class starts no thread.
     self._jobs: queue.SimpleQueue[Callable[[], None] | None] = (
       queue.SimpleQueue()
     )

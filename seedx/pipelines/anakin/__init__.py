@@ -7,7 +7,7 @@ The environments are JAX functions, see `envs.functional`. A rollout is a scan
 over the acting step that all pipelines share, and the update is the agent's
 own. So `sync` on one device computes the same numbers from the same seed,
 except with a prioritized replay, which `sync` samples one batch ahead. Many
-seeds train at once, as one vmapped program.
+seeds train in parallel, as one vmapped program.
 
 Hessel et al. 2021, "Podracer architectures for scalable Reinforcement
 Learning", https://arxiv.org/abs/2104.06272; Lu et al. 2022,

@@ -20,7 +20,7 @@ class Keys(NamedTuple):
   """The random keys of a training, which never change.
 
   Attributes:
-    env: `[N]` keys of the environments; inside the mesh, those of one core.
+    env: `[N]` keys of the environments; each core has its environments' keys.
     acting: `[]` key.
     learner: `[...]` uint32, see `updates.Inputs.rng_key`.
     replay: `[]` key.

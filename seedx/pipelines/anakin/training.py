@@ -33,9 +33,9 @@ class Config(process.Config):
     env: the environment, made of JAX functions.
     num_envs: number of parallel environments of each training.
     num_seeds: number of simultaneous trainings, each of `total_steps`. Training
-      k has the seed `seed + k`; env steps and other metrics are means over all.
+      k has the seed `seed + k`; metrics are means over all trainings.
     updates_per_call: number of rollouts, with their updates, in one call of the
-      program. More of them save the host's time between calls.
+      program. More rollouts mean fewer calls; each call costs time.
     learner: the devices, which act and learn.
     replay: the replay; None for an agent that learns without one.
   """
@@ -61,7 +61,6 @@ class Config(process.Config):
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the only process: a program for environments and learning."""
-    # Calls are short, and the run can stop between them.
     training = Training(self, context.wall_clock)
     acted = training.acted
 
@@ -186,14 +185,14 @@ class Training:
     return (env_steps - env_steps_then) / (now - then)
 
   def policy(self, saved: types.Tree) -> types.Tree:
-    """Returns the acting parameters of the first seed of a saved process."""
+    """Returns a saved process's acting parameters, of its first seed."""
     agent = saved["agent"]["state"]
     if self._config.num_seeds > 1:
       agent = jax.tree.map(lambda x: x[0], agent)
     return self._acting(agent)
 
   def saved(self) -> types.Tree:
-    """Returns the state for a checkpoint, with the replay; for any thread."""
+    """Returns the state to save, with the replay; any thread may call it."""
     with self._changing:
       state = jax.tree.map(jnp.copy, self._state)
       return {
@@ -242,7 +241,7 @@ class Training:
     return state, output
 
   def _take_due(self) -> np.ndarray:
-    """Takes the `[rollouts]` numbers of updates that are due in a call."""
+    """Charges the updates due after each rollout; returns `[rollouts]`."""
     # The numbers ignore resets, which `_count` corrects for later.
     rollouts, ratio = self._config.updates_per_call, self._ratio
     if ratio is None:

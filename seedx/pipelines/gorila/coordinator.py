@@ -29,7 +29,7 @@ class Config(process.ServerConfig):
 
   Attributes:
     server_addresses: addresses of the parameter servers, each with a shard of
-      the parameters; if empty, each server registers its own when it joins.
+      the parameters; if empty, servers register addresses as they join.
     num_servers: number of parameter servers, if there are no server_addresses.
     server: index of a server's own address in server_addresses, with --role
       server.
@@ -74,7 +74,7 @@ class Config(process.ServerConfig):
     )
 
   def with_sockets(self, folder: str) -> Self:
-    """Returns the config with sockets in a folder for missing addresses."""
+    """Returns the config with a socket in `folder` for each missing address."""
     sockets = (f"unix:{folder}/server-{k}" for k in range(self.num_servers))
     addresses = self.server_addresses or tuple(sockets)
     config = super().with_sockets(folder)

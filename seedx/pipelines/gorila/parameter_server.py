@@ -115,7 +115,7 @@ def state_layout(form: base.AgentState) -> wire.Layout:
 
 
 class Shard:
-  """A part of the parameters; any thread may call it.
+  """A part of the parameters; any thread may use it.
 
   Attributes:
     version: number of updates so far; -1 while the shard is empty.
@@ -275,7 +275,7 @@ def run(work: work_lib.Work, stop: threading.Event) -> None:
   agent = work.agent.make(envs.spec(work.env), None, work.plan.horizon)
   part = parts(num_params(agent), work.num_shards)[work.shard]
   shard = Shard(agent, work.max_staleness)
-  # A dead worker holds its stream until its death is noticed.
+  # Twice, because a dead worker holds its stream until its death is noticed.
   streams = 2 * work.workers.num_workers
   server = server_lib.Server(work.address, streams, security=work.security)
   shard.bind(server, part.stop - part.start)
@@ -347,7 +347,7 @@ class Client:
     self._clients = [wire.Client(x, self._security) for x in addresses]
     for k, client in enumerate(self._clients):
       vector, reply = self._layouts[k]
-      # A restarted server has lost its target parameters.
+      # Target parameters are fetched again, because a restart loses them.
       self._target_versions[k] = -1
       params = self._vector(k, self.params, self._resets[k])
       self._update(k, client.call(START, params, vector, reply))

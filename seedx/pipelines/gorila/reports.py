@@ -1,8 +1,8 @@
 """Reports of Gorila's workers to the coordinator, and their totals.
 
 A worker opens the stream `REPORT` with a hello of `{"num_envs": n}`, leases
-slots as in `protocol`, and sends a `Report` after each unroll. The welcome of
-the stream `SERVERS` is `{"addresses": [...]}`, of the parameter servers.
+slots as in `protocol`, and sends a `Report` after each unroll. On the stream
+`SERVERS`, the welcome `{"addresses": [...]}` names the parameter servers.
 """
 
 import functools
@@ -115,7 +115,7 @@ def addresses(welcome: Mapping[str, Any]) -> list[str]:
 
 
 class Reports:
-  """Totals of what workers report; any thread may call it.
+  """Totals of all workers' reports; any thread may use them.
 
   Attributes:
     learned: counts of the gradients that servers applied.
@@ -230,7 +230,7 @@ class Reports:
     return unlearned
 
   def _check(self, counts: Counts, unlearned: float) -> float:
-    """Returns the env steps left to learn from; raises wire.Refused."""
+    """Checks the counts; returns the env steps left to learn from."""
     made = 0
     for name in ("gradients", "stale", "outliers", "skipped"):
       wire.check_range(name, getattr(counts, name), 0, _MAX_COUNT)

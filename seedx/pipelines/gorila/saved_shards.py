@@ -17,7 +17,7 @@ from seedx.agents import base
 from seedx.launch import admission
 from seedx.pipelines.gorila import parameter_server
 
-# A server has not started yet, or has died during the call and is restarted.
+# Codes of a server that has not started yet, or has died during the call.
 _TEMPORARY = (wire.StatusCode.UNAVAILABLE, wire.StatusCode.CANCELLED)
 _TIMEOUT_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
@@ -82,7 +82,7 @@ class SavedShards:
 
   def fetch_last(self) -> None:
     """Fetches the last states, because servers end when the learner does."""
-    with contextlib.suppress(wire.WireError):  # The last `saved` raises it.
+    with contextlib.suppress(wire.WireError):  # `saved` tries again.
       self._last = self.saved()
 
   def restore(self, saved: Sequence[base.AgentState]) -> None:
@@ -113,7 +113,7 @@ class SavedShards:
       except wire.WireError as error:
         if error.code not in _TEMPORARY:
           raise
-        with contextlib.suppress(wire.Refused):  # Some have not joined yet.
+        with contextlib.suppress(wire.Refused):  # Some servers are late.
           security_check.run(self._addresses.all())
         if time.monotonic() > patient_until:
           message = f"cannot restore the parameter servers yet: {error.message}"

@@ -139,7 +139,7 @@ class Outliers:
 
     Args:
       deviations: see `coordinator.Config.outlier_deviations`.
-      decay: decay per loss of the running mean and variance.
+      decay: factor by which a loss reduces the weights of all earlier losses.
       warm_up: number of losses before one can be an outlier.
     """
     self._deviations = deviations
@@ -150,7 +150,7 @@ class Outliers:
     self._mean_square = 0.0
 
   def __call__(self, loss: float) -> bool:
-    """Returns whether a loss is an outlier, then adds it to the mean."""
+    """Returns whether a loss is an outlier; later means include the loss."""
     if not math.isfinite(loss):
       return True
     deviation = math.sqrt(max(0.0, self._mean_square - self._mean**2))
