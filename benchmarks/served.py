@@ -129,6 +129,7 @@ def act(
     share_size=max(1, number * rows // 2),
     newest=lambda device: (acting, 0),
     sink=lambda share: True,
+    waiting=lambda device: contextlib.nullcontext(),
     rng_key=jax.random.key(1),
   )
   for thread in acting_devices.threads.values():
