@@ -10,17 +10,20 @@ _NOTEBOOKS = ["ipykernel", "jupytext", "nbclient", "nbformat"]
 
 _TEST = [
   *_NOTEBOOKS,
+  "coverage>=7.10",
   "hypothesis",
   "imageio-ffmpeg",
+  "mypy",
   "psutil>=6",
   "pytest",
   "pytest-timeout",
   "pytest-xdist",
   "pyyaml",
+  "ruff",
 ]
 _RAY = ["ray[tune]>=2.60"]
 # What the fast tests do not need, since it takes long to install.
-_CI = [*_TEST, *_RAY, "coverage>=7.10", "minatar", "mypy", "ruff"]
+_CI = [*_TEST, *_RAY, "minatar"]
 
 _ROOT = pathlib.Path(__file__).parent
 _PACKAGE = (_ROOT / "seedx/__init__.py").read_text()

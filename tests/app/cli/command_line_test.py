@@ -544,7 +544,7 @@ def test_a_run_needs_no_assertions(tmp_path):
   assert done.returncode == 0, done.stderr
 
 
-def test_choices_are_checked_in_a_module_whose_annotations_are_text():
+def test_choices_are_checked_where_annotations_are_text():
   kind = "Literal['one', 'other']"
   chosen = dataclasses.make_dataclass(
     "Chosen", [("mode", kind, "one")], namespace={"__module__": __name__}
