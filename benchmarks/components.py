@@ -24,18 +24,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from benchmarks import matrix_products
-from seedx import envs, replay, trees, types, wire
-from seedx.acting import local_actor, protocol, unroll_store
+from benchmarks.peers import replays
+from seedx import envs, trees, types, wire
+from seedx.acting import protocol
 from seedx.agents import acting_step
 from seedx.app import devices
 from seedx.app.benchmark import figures, work
 from seedx.app.benchmark.figures import Figure
 from seedx.app.studies import trials
-from seedx.on_cpu import random_keys
 from seedx.wire import server as server_lib
 
 # For each kind of message: its environment, and its number of rows.
@@ -44,7 +43,7 @@ _MESSAGES = (
   (envs.Config("Pong-v5", {"stack_num": 4}), 64),
 )
 _STREAM_ROWS = 16
-_REPLAY_STEPS, _REPLAY_BATCH = 2**20, 512
+_REPLAY_STEPS = 2**20
 _START_SECONDS = 60.0
 # Seconds by component and figure.
 Costs = dict[tuple[str, str], float]
@@ -122,46 +121,12 @@ def replay_alone(seconds: float) -> Costs:
     Seconds to add 512 steps of CartPole, to sample 512 windows, to write their
     new priorities, and for all three.
   """
-  config = work.config_of("apex_dqn", "CartPole-v1")
-  agent = config.plan.agent(config.agent, envs.spec(config.env))
-  period, window = config.learner.unroll_length, agent.needs.window
-  assert window is not None
-  layout = unroll_store.Layout.of(agent, period, _REPLAY_BATCH // period)
-  shapes = local_actor.Programs(agent, envs.spec(config.env), layout).share()
-  share = jax.device_put(work.made_up(shapes))
-  memory = replay.Prioritized(_REPLAY_STEPS // period, window, period)
-  add = jax.jit(memory.add, donate_argnums=0)
-  sample = jax.jit(memory.sample, static_argnums=2)
-  update = jax.jit(memory.update, donate_argnums=0)
-  priorities = jax.random.uniform(jax.random.key(1), (_REPLAY_BATCH,))
-  # The kind of keys with which `replayed.CoreReplay` samples.
-  keys = jax.random.split(random_keys.unrolled(jax.random.key(0)))
-  state, step, filled = memory.init(share), 0, _REPLAY_STEPS // _REPLAY_BATCH
-  for number in range(filled):
-    state = add(state, work.continued(share, number))
-  times: dict[str, list[float]] = {"add": [], "sample": [], "update": []}
-
-  def timed(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    start_seconds = time.monotonic()
-    result = jax.block_until_ready(function(*arguments))
-    times[name].append(time.monotonic() - start_seconds)
-    return result
-
-  end_seconds = time.monotonic() + seconds
-  while step < _MINIMUM_CALLS or time.monotonic() < end_seconds:
-    new = work.continued(share, filled + step)
-    state = timed("add", add, state, new)
-    drawn = timed("sample", sample, state, keys[step % 2], _REPLAY_BATCH)
-    state = timed("update", update, state, drawn[1], priorities)
-    step += 1
-  name = f"prioritized replay of {_REPLAY_STEPS} steps, {_REPLAY_BATCH} a time"
-  costs = {k: statistics.median(x) for k, x in times.items()}
-  costs["add, sample and update"] = sum(costs.values())
+  memory = replays.of_seedx(_REPLAY_STEPS, is_prioritized=True)
+  fill = _REPLAY_STEPS // replays.BATCH
+  costs = replays.measure(memory, fill, seconds, clock=time.monotonic)
+  costs["add, sample and update"] = costs.pop("all")
+  name = f"prioritized replay of {_REPLAY_STEPS} steps, {replays.BATCH} a time"
   return {(name, figure): cost for figure, cost in costs.items()}
-
-
-# Enough calls that the first ones, which compile, do not change a median.
-_MINIMUM_CALLS = 20
 
 
 def streams(number: int, seconds: float) -> tuple[float, float]:

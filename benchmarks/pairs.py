@@ -1,0 +1,84 @@
+"""Compares two runs of seedx at the same time on the same cores.
+
+  git worktree add ../old HEAD~5
+  python -m benchmarks.pairs "old=../old seed_vtrace" "new=. seed_vtrace"
+
+Other programs disturb both runs alike, so the ratio of their CPU time per env
+step is good to about 10% on a busy machine, where rates are not.
+"""
+
+import argparse
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from benchmarks import watched
+from seedx.metrics import cpu_time
+
+_HEADER = (
+  "run",
+  "CPU us/env step",
+  "of the busiest process",
+  "of the others",
+  "env steps/s",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Watches runs at the same time, and prints a table."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("runs", nargs="+", help="NAME=CHECKOUT EXPERIMENT ...")
+  parser.add_argument("--seconds", type=float, default=10.0)
+  parser.add_argument(
+    "--settle", type=float, default=3.0, help="seconds after the first updates"
+  )
+  parser.add_argument("--limit", type=float, default=240.0, help="of the start")
+  parser.add_argument("--python", default=sys.executable)
+  options = parser.parse_args(argv)
+  runs = [watched.Run.of(text) for text in options.runs]
+  with contextlib.ExitStack() as stack:
+    programs = [
+      stack.enter_context(
+        run.start(
+          options.python,
+          stack.enter_context(tempfile.TemporaryDirectory(prefix="seedx-")),
+        )
+      )
+      for run in runs
+    ]
+    watched.wait(programs, _updates, options.limit)
+    start_seconds = time.monotonic() + options.settle
+    end_seconds = start_seconds + options.seconds
+    others = cpu_time.Others()
+    watched.wait(
+      programs, lambda x: x.samples[-1].seconds >= end_seconds, options.limit
+    )
+  costs = []
+  for program in programs:
+    start = next(x for x in program.samples if x.seconds >= start_seconds)
+    costs.append(watched.cost(start, program.samples[-1]))
+  print(watched.table(_HEADER, map(_row, runs, costs)))
+  if others.cores is not None:
+    print(f"\nOther programs kept {others.cores:.2f} cores busy.")
+  return 0
+
+
+def _updates(program: watched.Program) -> bool:
+  """Returns whether a program has made some updates."""
+  return bool(program.samples) and program.samples[-1].progress.updates > 2
+
+
+def _row(run: watched.Run, cost: watched.Cost) -> list[str]:
+  times = (cost.total, cost.busiest, cost.others)
+  return [run.name, *(f"{x:.2f}" for x in times), f"{cost.rate:,.0f}"]
+
+
+if __name__ == "__main__":
+  # The programs end, too, if this one is terminated.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  sys.exit(main())

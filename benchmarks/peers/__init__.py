@@ -1,0 +1,1 @@
+"""Comparison with other libraries; see `benchmarks.peers.__main__`."""
