@@ -14,6 +14,7 @@ message, by thread.
 import argparse
 import collections
 import contextlib
+import functools
 import os
 import pathlib
 import subprocess
@@ -96,14 +97,16 @@ def without_device_work(
     share_size=max(1, actors.num_envs // 2),
     newest=lambda device: (parameters, 0),
     sink=lambda share: True,
+    waiting=lambda device: contextlib.nullcontext(),
     rng_key=jax.random.key(1),
   )
   (device,) = devices.devices
   # The real programs' arguments, of which they only return the store.
   device._act = jax.jit(_act_nothing, donate_argnums=0, keep_unused=True)
-  device._gather = jax.jit(
-    lambda store, filling, *rest: filling, donate_argnums=1, keep_unused=True
-  )
+  share = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), device._shapes)
+  begin = jax.jit(lambda share, *rest: share, keep_unused=True)
+  device._begin = functools.partial(begin, share)  # type: ignore[assignment]
+  device._add = jax.jit(lambda store, share, *rest: share, keep_unused=True)
   return devices
 
 
