@@ -1,4 +1,4 @@
-"""seedx: distributed reinforcement learning with a pipeline one can change."""
+"""seedx: distributed reinforcement learning with a pipeline you can change."""
 
 import time
 

@@ -57,7 +57,7 @@ class Channel(Generic[T]):
       if self._closed:
         return False
       self._items.append(item)
-      if self._waiting:  # Wakes all, as each may want another number of items.
+      if self._waiting:  # Wakes all: they may need different numbers.
         self._item_put.notify_all()
       return True
 

@@ -32,8 +32,8 @@ from seedx import files, types
 _UNFINISHED = ".unfinished"
 _REMOVED = ".removed"
 _DAMAGED = ".damaged"
-# An item of each checkpoint. It is written first, so that a directory with no
-# more than this is also recognized as an unfinished checkpoint.
+# The item with a checkpoint's score. It is written first, so that a directory
+# with no more than this is recognized as an unfinished checkpoint.
 _SCORE = "score"
 _ALIGNMENT_BYTES = 64
 _MAX_INDEX_BYTES = 2**26
@@ -46,7 +46,7 @@ _OLDER = "_CHECKPOINT_METADATA"
 
 
 class Damaged(types.ConfigError):
-  """An error for an item of a checkpoint that is missing or was changed."""
+  """The error of a checkpoint's item that is missing or was changed."""
 
 
 class Checkpoints:
@@ -173,8 +173,8 @@ class Checkpoints:
       max_bytes: maximum number of bytes of the item's arrays.
 
     Returns:
-      A nest of NumPy arrays. If `shapes` is None, a dict of them by their paths
-      in the nest, such as `a/0`.
+      A nest of NumPy arrays. If `shapes` is None, a dict of the arrays by
+      their paths in the nest, such as `a/0`.
 
     Raises:
       Damaged: the item is missing, was changed, or is too large.
@@ -246,7 +246,7 @@ class Checkpoints:
   def _steps_named(
     self, suffix: str, fits: Callable[[files.Folder], bool]
   ) -> list[int]:
-    """Returns the env steps in names with this suffix whose directory fits."""
+    """Returns the env steps in the names of directories that `fits` accepts."""
     try:
       names = self.directory.names()
     except (FileNotFoundError, NotADirectoryError):
@@ -276,7 +276,7 @@ def to_bytes(nest: types.Tree) -> bytes:
 
 
 def from_bytes(content: np.ndarray) -> dict[str, np.ndarray]:
-  """Returns the arrays in the bytes from `to_bytes`, by their paths.
+  """Returns the arrays that `to_bytes` wrote, by path in the nest.
 
   Args:
     content: `[bytes]` uint8; the arrays are views of it.
@@ -354,7 +354,7 @@ def _is_older(folder: files.Folder) -> bool:
 
 
 def _has_at_most_a_score(folder: files.Folder) -> bool:
-  """Returns whether a directory has nothing but, at most, a score."""
+  """Returns whether a directory is empty or has only a score."""
   with contextlib.suppress(OSError):
     return {*folder.names()} <= {_SCORE}
   return False
@@ -374,7 +374,7 @@ class _Column(NamedTuple):
 
 
 def _read_index(file: IO[bytes]) -> dict[str, _Column]:
-  """Reads the index of an item's file, then seeks its start.
+  """Reads the index of an item's file, then seeks the file's start.
 
   Raises:
     Damaged: the file has another form, or its size contradicts its index.

@@ -99,8 +99,8 @@ class BoundedGaussian:
   log-probabilities are exact; environments clip actions.
 
   Attributes:
-    minimum: A lower bounds.
-    maximum: A upper bounds.
+    minimum: lower bound of each of the A dimensions.
+    maximum: upper bound of each of the A dimensions.
   """
 
   minimum: tuple[float, ...]
@@ -108,7 +108,7 @@ class BoundedGaussian:
 
   @property
   def num_parameters(self) -> int:
-    """Number of outputs of the policy head: A means and A log scales."""
+    """Number of outputs of the policy head: means and log scales."""
     return 2 * len(self.minimum)
 
   def __call__(self, parameters: jax.Array) -> "distrax.Distribution":
@@ -148,7 +148,7 @@ class Parameterized:
 
   @property
   def distribution(self) -> "distrax.Distribution":
-    """The batch of distributions."""
+    """The batch as a distribution of Distrax."""
     if self.action_mask is None:
       return self.family(self.parameters)
     # Only discrete actions have a mask, see `types.EnvironmentSpec`.

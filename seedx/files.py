@@ -37,7 +37,7 @@ _KINDS = (
 # The directories that the innermost `tentative` may remove.
 _made: "contextvars.ContextVar[list[Folder] | None]"
 _made = contextvars.ContextVar("made", default=None)
-# The text files that are read as a whole, such as config.json, are smaller.
+# Maximum size of text files that are read as a whole, such as config.json.
 _MAX_TEXT_BYTES = 2**24
 
 
@@ -126,7 +126,7 @@ class Folder:
       status = os.fstat(file)
       _check_regular(status)
       if mode == "a" and status.st_nlink > 1:
-        raise OSError(errno.EMLINK, "has a second name, which would change")
+        raise OSError(errno.EMLINK, "has a second name that would change, too")
       return os.fdopen(file, f"{mode}b")
     except BaseException:
       os.close(file)

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   asked = parser.parse_args(argv)
 
   def play(assignment: joining.Welcome, ended: threading.Event) -> None:
-    # Before EnvPool or any other module imports JAX.
+    # Blocks JAX before EnvPool or any other module imports it.
     if not assignment.needs_jax:
       sys.modules["jax"] = None  # type: ignore[assignment]
       work = thin_actor.Work.of(asked.address, assignment.options, security)

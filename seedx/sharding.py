@@ -153,7 +153,7 @@ def assemble(
   """Joins the arrays of all cores into global arrays, without a copy.
 
   Args:
-    shards: nest of arrays on each of this host's cores, in the mesh's order.
+    shards: one nest of arrays per core of this host, in the mesh's order.
     over: mesh of cores.
     specs: partition specs, a prefix of the nest; each shards one axis.
   """

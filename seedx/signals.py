@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 
 # The signals that end a process or a process group.
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-# A parent that forwards Ctrl-C makes this process receive it twice at once.
+# Two Ctrl-C within this time count as one, since a parent may forward it.
 _SAME_SECONDS = 0.05
 # The time between two calls of `Ending.watch`.
 _WATCH_SECONDS = 1.0
-# No signal has this number.
+# Ends the thread of `stopping`; no signal has this number.
 _OVER = 0
 # The pipe of `stopping` to which Python writes signals, if there is one.
 _written_to: set[int] = set()
@@ -150,7 +150,7 @@ def _listen(reader: int, stop: threading.Event, ending: Ending) -> None:
     try:
       if ending.watch is not None:
         ending.watch()
-    except Exception as error:  # The thread must continue, for the signals.
+    except Exception as error:  # The thread must still handle signals.
       ending.watch = None
       print_at_once(f"the search for hangs has failed and ends: {error!r}\n")
 
@@ -167,7 +167,7 @@ def _handle(
     print_at_once("\nstopping; Ctrl-C again to exit at once\n")
   elif (
     number == signal.SIGINT
-    and not ending.raises  # If it is set, `Ending.leave` has sent this signal.
+    and not ending.raises  # Else `Ending.leave` has sent this signal.
     and time.monotonic() > ending.seconds + _SAME_SECONDS
   ):
     ending.status = status(number)
@@ -178,7 +178,7 @@ def _forget_pipe() -> None:
   """Makes signals to a forked process not count as signals to its parent."""
   if _written_to:
     _written_to.clear()
-    with contextlib.suppress(ValueError):  # This is not the main thread.
+    with contextlib.suppress(ValueError):  # Raised outside of the main thread.
       signal.set_wakeup_fd(-1)
 
 

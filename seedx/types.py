@@ -87,14 +87,14 @@ def setting(
   A subclass that redefines the field with another default keeps the rest.
 
   Args:
-    default: default value; each config gets a copy of a dict.
+    default: default value; of a dict, each config gets a copy.
     changes: occasion on which the value may change. "never": never in a run.
       "run_time": at any time, since it is in the agent's state (see
       `base.hyperparameters`), and checkpoints restore it. "resume": when a run
       resumes; learner hosts may differ, too. "process": in each process, as an
       address does; `--resume` does not take it from `config.json`. "start": at
       each start, such as what is printed; it is not in `config.json`.
-    low: smallest value, or that of a tuple's elements; None for `-MAX_VALUE`.
+    low: smallest value, or element of a tuple; None for `-MAX_VALUE`.
     high: largest value; None for `MAX_VALUE`. Without `low` and `high`, any
       value is allowed.
     labels: whether runs with different values are different groups in a plot;
@@ -177,7 +177,7 @@ class EnvironmentSpec:
       rank 1, of integers from 0 (multi-discrete) or of floats between finite
       bounds.
     frames_per_step: number of emulator frames in an env step (4 for Atari).
-    action_mask: key in `observation` of the mask, which is not 0 where a
+    action_mask: key of the mask in `observation`. The mask is not 0 where a
       discrete action is legal: `[A]`, or `[choices, values]` for a vector of
       choices; None if all actions are always legal.
   """

@@ -1,4 +1,4 @@
-"""One acting step: reset the core state at an episode's start, then act."""
+"""One acting step, which first resets the core state if an episode starts."""
 
 from typing import NamedTuple
 

@@ -49,7 +49,7 @@ class AgentState:
     return self.updates - self.resets
 
   def count_resets(self, fraction: jax.Array | float) -> "AgentState":
-    """Counts a batch's resets, which are 1 - `fraction`, `[]`, of its steps."""
+    """Counts a batch's resets; `fraction`, `[]`, of its steps are no resets."""
     return dataclasses.replace(self, resets=self.resets + (1.0 - fraction))
 
 
@@ -101,7 +101,7 @@ class Needs:
   extras: bool = True
 
   def time_steps(self, period: int) -> int:
-    """Returns L, the time steps of an unroll with `period` new env steps.
+    """Returns L, the length of an unroll with `period` new env steps.
 
     Raises:
       types.ConfigError: some of the new steps would never be learned from.
@@ -120,8 +120,8 @@ class Needs:
   def stored(self, unroll: types.Unroll) -> types.Unroll:
     """Returns the unroll without arrays that learning does not read.
 
-    It reads extras only if `extras` is True, and no core state if windows begin
-    at every step.
+    Learning reads extras only if `extras` is True, and no core state if windows
+    begin at every step.
     """
     if not self.extras:
       unroll = unroll._replace(extras=())
@@ -130,7 +130,7 @@ class Needs:
     return unroll
 
   def origin(self, env: np.ndarray, number: types.Array) -> types.Tree:
-    """Returns `types.Share.origin`, which only a replay reads; else ().
+    """Returns `types.Share.origin` for an agent with a replay, else ().
 
     Args:
       env: `[S]` int32, a number that only one environment of the run has.
@@ -148,7 +148,7 @@ class Needs:
     return sharding.UNROLL if self.window is None else sharding.SAMPLE
 
   def steps(self, batch: types.Tree) -> int:
-    """Returns the number of learned steps in one core's batch, with resets."""
+    """Returns the number of learned steps, with resets, of one core's batch."""
     if self.window is not None:
       return len(batch.importance_weight) * self.learned_steps
     length, size = batch.version.shape
@@ -255,7 +255,7 @@ class Horizon:
   def with_windows(self, learned_steps: int) -> "Horizon":
     """Returns the horizon if `learned_steps` of each window are learned from.
 
-    The replay ratio counts steps learned from, so there are fewer updates.
+    At a given replay ratio, updates that learn from more steps are fewer.
     """
     updates = max(1, round(self.updates / learned_steps))
     return dataclasses.replace(self, updates=updates)
@@ -277,7 +277,7 @@ class Config(Protocol):
 
     Args:
       spec: the environment's observations and actions.
-      axis_name: mesh axis over which batches are sharded, if they are.
+      axis_name: mesh axis that shards batches; None for unsharded batches.
       horizon: length of the run if one step of each window is learned from; see
         `Horizon.with_windows`. With None, the learning rate keeps its initial
         value, and exploration its final one.

@@ -133,14 +133,14 @@ class Model:
     return cls(spec, config, network)
 
   def init(self, rng_key: jax.Array, *, with_action: bool = False) -> Variables:
-    """Returns initial variables; `with_action` if the head takes an action."""
+    """Returns initial variables; set `with_action` for a critic's head."""
     inputs = jax.tree.map(
       lambda x: jnp.asarray(x)[None], acting_step.zero_inputs(self.spec, 1)
     )
     observation, _ = _without_mask(self.spec, inputs.timestep.observation)
     timestep = inputs.timestep._replace(observation=observation)
     params = self.network.init(
-      # These keys draw the same numbers, but compile in a third of the time.
+      # These draw `rng_key`'s numbers, but compile in a third of the time.
       random_keys.unrolled(rng_key),
       inputs._replace(timestep=timestep),
       self.network.initial_core_state(1),
@@ -194,7 +194,7 @@ class Model:
   def moments(
     self, statistics: types.Tree, inputs: types.Inputs, axis_name: str | None
   ) -> types.Tree:
-    """Returns the moments of `[T + 1, B, ...]` inputs; () if not normalized.
+    """Returns moments of inputs `[T + 1, B, ...]`; () without normalization.
 
     The last observation of each episode and of each unroll is left out, since
     no step is learned from it.
@@ -307,7 +307,7 @@ def _check_use(
 def _without_mask(
   spec: types.EnvironmentSpec, observation: types.Tree
 ) -> tuple[types.Tree, types.Tree | None]:
-  """Splits an observation, or its specs, into the network's input and mask."""
+  """Splits an observation, or its specs, into network input and action mask."""
   if not isinstance(spec.observation, dict):
     return observation, None
   seen = {k: observation[k] for k in spec.observation if k != spec.action_mask}

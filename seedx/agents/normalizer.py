@@ -20,7 +20,7 @@ _LIMIT = 10.0
 # A float32 variance that is measured around another mean is wrong by at most
 # this, times the squared offset between the means.
 _ERROR = 2.4e-7
-# A gap between means that is smaller, relative to the mean, is only rounding.
+# A gap between two means is only rounding if below this fraction of the mean.
 _ROUNDING = 1e-6
 # Relative error above which a batch's variance counts as lost.
 _MAX_RELATIVE_ERROR = 0.01
@@ -41,7 +41,7 @@ class Statistics(NamedTuple):
 
 
 class Moments(NamedTuple):
-  """Weighted means of the offsets of a batch's observations from `around`.
+  """Weighted means over a batch of its observations' offsets from `around`.
 
   Moments around 0 would be inexact: in float32, the square of a large mean
   swallows a small variance.
@@ -152,7 +152,7 @@ def merge(
     within = jnp.where(jnp.isfinite(square), within, 0.0)
     scale = jnp.maximum(jnp.maximum(variance, within), apart)
     is_lost = _ERROR * jnp.square(offset) > _MAX_RELATIVE_ERROR * scale
-    # An empty batch copies a variance that is still unknown.
+    # The moments of an empty batch copy the variance, which may be unknown.
     is_lost |= square < 0
     is_known = variance >= 0
     old = jnp.where(is_known, variance, within)

@@ -62,8 +62,8 @@ class Optimizer:
   Attributes:
     direction: Optax optimizer without the factor -learning_rate; or the user's
       own optimizer, which includes its learning rate.
-    schedule: maps `AgentState.clock`, in optimizer steps, to a factor of all
-      learning rates; None for the user's own optimizer.
+    schedule: function from `AgentState.clock`, in optimizer steps, to a factor
+      of all learning rates; None for the user's own optimizer.
     steps_per_update: number of optimizer steps in an update.
     rates: see `make`.
   """
@@ -112,7 +112,7 @@ class Optimizer:
     return cls(direction, schedule, steps_per_update, rates)
 
   def start(self, params: types.Tree, updates: int | jax.Array) -> types.Tree:
-    """Returns a fresh optimizer state whose step count is that of `updates`.
+    """Returns a fresh optimizer state with the step count after `updates`.
 
     The user's own optimizer starts from its initial state.
 
@@ -178,7 +178,7 @@ class Optimizer:
       if self.schedule is not None:
         scheduled = self.schedule(state.clock * self.steps_per_update)
         rate = state.hyperparameters[name] * scheduled
-        # Rounding can end slightly below 0.
+        # Rounding can make the last rate slightly negative.
         metrics[f"learning_rate{suffix}"] = jnp.maximum(rate, 0.0)
     return metrics
 

@@ -13,7 +13,7 @@ from seedx.agents import model as model_lib
 
 
 class Extras(NamedTuple):
-  """The values from acting that learning needs.
+  """The extras of `types.AgentOutput`, which learning needs.
 
   Attributes:
     log_prob: `[B]` float32, log mu(a) of the behaviour policy mu.
@@ -23,7 +23,7 @@ class Extras(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-  """Steps, evaluated by some parameters.
+  """The evaluation of T steps by given parameters.
 
   Attributes:
     values: `[T, B]`, V.

@@ -14,7 +14,7 @@ from seedx.agents import model as model_lib
 from seedx.agents import policy as policy_lib
 from seedx.on_cpu import blocks
 
-# The axis of the unrolls in each array of a `types.Unroll`, see `blocks`.
+# The batch axis of each array of a `types.Unroll`, see `blocks`.
 AXES = types.Unroll._make(
   0 if name == "core_state" else 1 for name in types.Unroll._fields
 )
@@ -27,8 +27,8 @@ class Config(model_lib.Config):
   """Hyper-parameters of actor-critics, besides those of every agent.
 
   Attributes:
-    td_lambda: lambda of TD(lambda), GAE and V-trace. With 0, returns bootstrap
-      after one step, with 1 only at the unroll's end.
+    td_lambda: lambda of TD(lambda), GAE and V-trace. With 0, a return
+      bootstraps after one step; with 1, only at the unroll's end.
     value_cost: weight of the value loss.
     entropy_cost: weight of the entropy bonus.
     normalize_rewards: division of rewards by the standard deviation of their
@@ -195,7 +195,7 @@ def differentiate(
   """Returns the gradient of the weighted mean of per-step losses on all cores.
 
   `per_step` maps parameters and some entries of this core's batch to losses,
-  `[T, N]` each. `axes` are the axes of the entries in the batch's arrays, see
+  `[T, N]` each. `axes` has each batch array's axis of entries, see
   `blocks.gradient`; None if losses of an entry depend on other entries. The
   weights of the losses are among the state's hyper-parameters.
   """
@@ -243,7 +243,7 @@ def _diagnosed(
 ) -> dict[str, jax.Array]:
   metrics = {name: x for name, x in means.items() if name not in variances}
   if "importance_square" in metrics:
-    # As a fraction of the steps: the squared mean over the mean square.
+    # As a fraction of the number of steps: squared mean over mean square.
     square = jnp.maximum(metrics.pop("importance_square"), 1e-8)
     ratio = jnp.square(metrics["importance_weight"]) / square
     metrics["effective_sample_size"] = ratio

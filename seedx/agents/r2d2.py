@@ -37,7 +37,7 @@ class Config(dqn.Config):
     burn_in: steps without a gradient at the start of a sequence, with which the
       online and the target network each bring their memory up to date.
     sequence_length: transitions after the burn-in. Gradients go no further
-      back, so the memory learns to bridge at most as many steps.
+      back, so the memory learns to bridge at most that many steps.
     stored_state: whether a sequence begins with the memory's state from acting.
       If not, it begins with the state at an episode's start.
     priority_max_share: eta; a sequence's priority is eta times its largest TD

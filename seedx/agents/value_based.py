@@ -74,7 +74,7 @@ class NoisyCoreState(NamedTuple):
 
 
 class Extras(NamedTuple):
-  """The values from acting that priorities are computed from.
+  """The extras of `types.AgentOutput`, from which priorities are computed.
 
   Attributes:
     outputs: `[B, ...]`, the head's outputs.
@@ -233,7 +233,7 @@ def _model(
 
 
 def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
-  """Returns `AgentState.clock` at the end of epsilon's decay, 0 without it."""
+  """Returns `AgentState.clock` where epsilon's decay ends; 0 for no decay."""
   if horizon is None:
     return 0.0
   fraction = config.epsilon_steps / horizon.env_steps
@@ -385,7 +385,7 @@ class _QNetwork:
       }
 
     gradients, shares = jax.grad(loss_share, has_aux=True)(state.params)
-    priorities = shares.pop("priorities")  # Not summed: each core has its own.
+    priorities = shares.pop("priorities")  # Each core keeps its own.
     gradients, metrics = losses.sum_over_cores(
       (gradients, shares), self.axis_name
     )
@@ -393,7 +393,7 @@ class _QNetwork:
     return gradients, types.LossOutput(weight, metrics, priorities)
 
   def priorities(self, acting: Acting, unroll: types.Unroll) -> jax.Array:
-    """Returns `[S, windows]` for unrolls `[L, S, ...]`; see `base.Agent`."""
+    """Returns priorities for unrolls `[L, S, ...]`; see `base.Agent`."""
     outputs = self.windows.after_burn_in(unroll.extras.outputs)
     steps = self._steps(unroll, acting.discount)
     _, per_step = self._losses(outputs, outputs, steps)
@@ -410,7 +410,7 @@ class _QNetwork:
     if at is None:
       return self._outputs(state, params, rng_key, unroll)
     first = self._outputs(state, params, rng_key, unroll, at[:1])
-    # The last output only chooses an action.
+    # The last output only chooses an action, so it needs no gradient.
     params = jax.lax.stop_gradient(params)
     last = self._outputs(state, params, rng_key, unroll, at[1:])
     return jax.tree.map(lambda *x: jnp.concatenate(x), first, last)
@@ -437,7 +437,7 @@ class _QNetwork:
     unroll: types.Unroll,
     at: jax.Array | None = None,
   ) -> types.Tree:
-    """Returns the head's outputs after the burn-in, all or those at `at`."""
+    """Returns the head's outputs after the burn-in, or only at steps `at`."""
     variables = model_lib.Variables(params, state.statistics)
     inputs, core_state = self.windows.warmed_up(
       self.model,
@@ -460,7 +460,7 @@ class _QNetwork:
     target_outputs: types.Tree,
     steps: windows_lib.Steps,
   ) -> tuple[jax.Array, losses.QLearningLoss]:
-    """Returns Q-values of the actions taken, and losses, of learned steps."""
+    """Returns, for the learned steps, the actions' Q-values and the losses."""
     evaluation = Evaluation(
       outputs=outputs,
       target_outputs=target_outputs,

@@ -41,7 +41,7 @@ class Config(model_lib.Config):
 
   @property
   def windows(self) -> "Windows":
-    """The windows that the agent learns from, with one return each."""
+    """Windows of one n-step return each, or whole unrolls without a replay."""
     if not self.replayed:
       return Windows(transitions=None, n_step=self.n_step)
     return Windows(
@@ -59,8 +59,8 @@ class Steps(NamedTuple):
     step_type: `[T + 1, B]` int32.
     reward: `[T + 1, B]`, scaled and clipped.
     discount: `[T + 1, B]`, the environment's discount times gamma.
-    at: `[T + 1, B]` int32, index of each of these steps among the steps after
-      the burn-in; None if they are all of them.
+    at: `[T + 1, B]` int32, index of each step among all steps after the
+      burn-in; None if these are all of them.
   """
 
   action: jax.Array
@@ -75,8 +75,8 @@ class Windows:
   """The windows sampled from a replay, and which of their steps are learned.
 
   Attributes:
-    transitions: T, transitions after the burn-in; None for an agent without a
-      replay, which learns from all steps of each unroll once.
+    transitions: T, number of transitions after the burn-in; None for an agent
+      without a replay, which learns from all steps of each unroll once.
     n_step: n of n-step returns.
     burn_in: steps at the start that only bring the core state up to date.
     whole_unrolls: see `base.Needs`.
@@ -144,7 +144,7 @@ class Windows:
     return self.after_burn_in(inputs), core_state
 
   def after_burn_in(self, nest: types.Tree) -> types.Tree:
-    """Returns the steps after the burn-in of `[burn_in + T + 1, B, ...]`."""
+    """Cuts the burn-in off a nest `[burn_in + T + 1, B, ...]`."""
     return jax.tree.map(lambda x: x[self.burn_in :], nest)
 
   def steps(
@@ -160,7 +160,7 @@ class Windows:
     )
 
   def have_one_return(self, model: model_lib.Model, steps: Steps) -> bool:
-    """Returns whether only the first step is learned from, without a memory.
+    """Returns whether windows have one learned step, and the model no memory.
 
     If so, `one_transition` is enough for a loss that bootstraps once.
     """
@@ -206,7 +206,7 @@ class Windows:
     return share * jnp.max(size, axis=0) + (1 - share) * mean
 
   def priorities(self, td_error: jax.Array) -> jax.Array:
-    """Returns `[S, windows]` for unrolls with learned TD errors `[T, S]`."""
+    """Returns priorities `[S, windows]` for learned steps' errors `[T, S]`."""
     if self.whole_unrolls:
       return self.priority(td_error)[:, None]
     return jnp.abs(td_error).T
@@ -267,9 +267,9 @@ def diagnostics(
 def _percentiles(
   values: jax.Array, weight: jax.Array, shares: Sequence[float]
 ) -> jax.Array:
-  """Returns percentiles of the non-negative values with a weight, or 0."""
+  """Returns percentiles of values with positive weight; 0 if there are none."""
   kept = jnp.ravel(weight > 0)
-  # Values without a weight are sorted to the end.
+  # Values of weight 0 are sorted to the end.
   ordered = jnp.sort(jnp.where(kept, jnp.ravel(values), jnp.inf))
   count = jnp.sum(kept)
   place = jnp.int32(jnp.float32(shares) * jnp.maximum(count - 1, 0))

@@ -55,13 +55,13 @@ _WORD_OPTIONS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """An environment, and how its observations are changed.
+  """The choice of an environment, and of changes to its observations.
 
   The environment is one of EnvPool's, one of seedx's (`seedx:CartPole-v1`, see
-  `functional`) or your own. You name a factory that makes it: a function that
-  returns a Gymnasium `Env` or a `dm_env.Environment`. It is called once for
-  each environment, in a separate process. A parameter `seed` receives the
-  environment's seed; a factory of a `dm_env.Environment` must have one. A
+  `functional`) or your own. Your own is made by a factory that you name, a
+  function that returns a Gymnasium `Env` or a `dm_env.Environment`. It is
+  called once for each environment, in a separate process. Its parameter `seed`
+  receives the environment's seed, and is optional with Gymnasium only. A
   factory named with the prefix `jax:` returns a `functional.Environment`, and
   is called in this process, without a seed. Images of bytes become `[C, H, W]`,
   after the `observation_transform` if there is one.
@@ -76,8 +76,8 @@ class Config:
     info_keys: entries of EnvPool's or Gymnasium's `info` to add to the
       observation, which becomes a dict, `{"observation": ..., key: ...}`.
     action_mask: the entry of the observation or of `info` that is nonzero for
-      each legal discrete action. If the default entry is missing or has another
-      shape, all actions are legal. Any other entry must exist. A mask for
+      each legal discrete action. If the default entry is missing or does not
+      fit the actions, all are legal. Any other entry must exist. A mask for
       several choices is separate, `[choices, values]`, or joint, with a number
       for each combination, which is then one action of the agent.
     observation_transform: MODULE:FUNCTION of yours that maps observations `[B,
@@ -121,9 +121,9 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
     options: any settings by their names, as JSON.
 
   Returns:
-    Settings that name a module outside seedx; the options of such a factory,
-    since they may name code, too, as those of `gymnasium:make` do; and options
-    that may make a simulator read files.
+    Settings that name a module outside seedx. `env_options` is among them if
+    `env` is, since a factory's options may name code, too (as those of
+    `gymnasium:make` do), or if an option may make a simulator read files.
   """
   code = {
     name: options[name]
@@ -215,7 +215,7 @@ def pickled(value: Any) -> bytes:
 
 
 def in_one_line(error: BaseException) -> str:
-  """Formats an exception: type, message, and its line of the user's code."""
+  """Formats an exception: type, message, and its line if outside of seedx."""
   text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(" :")
   frames = traceback.extract_tb(error.__traceback__)
   if not frames or isinstance(error, ImportError):

@@ -102,8 +102,8 @@ def make(
     num_threads: number of threads that step EnvPool's environments, or of
       processes that step the user's own, at least 1.
     render: whether `render` will be called.
-    restarts: restarts after failures of the user's environments; None for no
-      restarts. Other environments cannot fail.
+    restarts: limit and count of restarts after failures of the user's
+      environments; None for no restarts. Other environments never restart.
 
   Raises:
     types.ConfigError: `spec` would raise one, or a number is out of range.

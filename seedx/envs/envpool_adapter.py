@@ -88,7 +88,7 @@ class EnvPoolEnvironment:
     observation, reward, terminated, truncated, info = self._pool.recv()
     index = info["env_id"]
     last = terminated | truncated
-    # Atari does not reset `elapsed_step` after a life loss.
+    # Not from `elapsed_step`, which Atari does not reset after a life loss.
     first = self._episode_ended[index]
     self._episode_ended[index] = last
 
@@ -118,7 +118,7 @@ class EnvPoolEnvironment:
 
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
     """See `envs.Environment`."""
-    # EnvPool would read beyond the end of an array that is too small.
+    # Checked: EnvPool would read beyond the end of an array that is too small.
     action = observations.checked_action(
       self.spec.action, self._env_action, index, action
     )
@@ -145,7 +145,7 @@ class EnvPoolEnvironment:
     """See `envs.Environment`."""
     if self._pool is not None:
       self._pool.close()
-      self._pool = None  # EnvPool joins its threads when it is destroyed.
+      self._pool = None  # The pool joins its threads when it is destroyed.
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:

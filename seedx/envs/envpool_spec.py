@@ -114,7 +114,7 @@ def environment_spec(
 
 
 def is_atari(pool_spec: Any) -> bool:
-  """Returns whether a game is Atari's; `info` has raw rewards and game ends."""
+  """Returns whether `info` has raw rewards and ends of games, as for Atari."""
   return type(pool_spec).__name__ == "AtariEnvSpec"
 
 
@@ -162,7 +162,7 @@ def action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
 
 
 def action_array_spec(pool_spec: Any) -> Any:
-  """Returns EnvPool's spec of the action; it follows the specs of env ids."""
+  """Returns EnvPool's spec of the action, the last one in its list."""
   return list(pool_spec.action_array_spec.values())[-1]
 
 
@@ -188,7 +188,7 @@ def _unknown_env_message(env_id: str) -> str:
   }
   close = difflib.get_close_matches(env_id.lower(), by_lower_case, n=5)
   matches = [by_lower_case[name] for name in close]
-  # Gym's names are longer: PongNoFrameskip-v4, ALE/Pong-v5.
+  # Suggests Pong-v5 for Gym's names PongNoFrameskip-v4 and ALE/Pong-v5.
   for lower, name in by_lower_case.items():
     stem = lower.rpartition("-")[0]
     if len(stem) > 3 and stem in env_id.lower() and name not in matches:
@@ -202,7 +202,7 @@ def _unknown_env_message(env_id: str) -> str:
 
 
 def _check_options(env_id: str, options: Mapping[str, Any]) -> None:
-  """Checks names and integers of options; EnvPool would accept -1 steps."""
+  """Checks options' names and integers, since EnvPool would accept -1 steps."""
   variant = {key: options[key] for key in ("from_pixels",) if key in options}
   config = call(env_id, families.envpool().make_spec, env_id, **variant).config
   valid = {*config._fields, *_MAKE_OPTIONS}

@@ -23,7 +23,7 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
 class FunctionalEnvironment:
   """Environments of JAX functions, stepped on the CPU; see `envs.Environment`.
 
-  `send` steps them, since they are too small for threads. `recv` only waits.
+  `send` steps them, since a step is too short for a thread. `recv` only waits.
   They cannot be rendered.
   """
 
@@ -142,7 +142,7 @@ def _stepped(
   index: jax.Array,
   action: jax.Array,
 ) -> tuple[_State, dm_env.TimeStep]:
-  """Steps the environments of an index `[B]`; an index of N is padding."""
+  """Steps the environments with the indices `[B]`; the index N is padding."""
   inner, keys, time = jax.tree.map(lambda x: x[index], state)
   inner, timestep = functional.step(environment, inner, action, keys, time)
   state = jax.tree.map(

@@ -162,8 +162,8 @@ def joined_spec(
   """Adds the specs of entries of `info` to the spec of an observation.
 
   Args:
-    config: config whose `info_keys` are added; so is its `action_mask`, if it
-      is not the default one and only `info` has it.
+    config: config whose `info_keys` are added, and its `action_mask` if that is
+      not the default and only `info` has it.
     observation: a nest of specs.
     info: all entries of `info`, or their descriptions.
     leaf: function that makes a spec from a key and its value in `info`.
@@ -267,7 +267,7 @@ class Finisher:
     Raises:
       RuntimeError: an observation or a reward is NaN or infinite.
       ValueError: no action is legal although the episode continues, or an
-        integer of the transform does not fit into the dtype of its spec.
+        integer from the transform does not fit into the dtype of its spec.
     """
     observation = timestep.observation
     if self.transform is not None:
@@ -324,7 +324,7 @@ class Finisher:
     assert key is not None
     mask = observation[key]
     none_legal = ~np.any(mask, axis=-1)
-    # One of several choices may have no legal value in any step.
+    # Among several choices, one without a legal value is no error.
     stuck = none_legal.reshape(len(index), -1).all(axis=1) & ~last
     if np.any(stuck):
       raise ValueError(
@@ -429,7 +429,7 @@ def _as_seen(spec: dm_env.specs.Array, leaf: np.ndarray) -> np.ndarray:
 def _transformed_spec(
   observation: types.Tree, transform: env_config.Transform, name: str
 ) -> types.Tree:
-  """Derives specs by transforming an example; errors are ConfigErrors."""
+  """Derives specs by transforming an example; raises only ConfigErrors."""
   example = trees.zeros(observation, (2,))
   try:
     results = tree.map_structure(np.asarray, transform(example))
@@ -463,7 +463,7 @@ def _action_mask(
   observation: types.Tree,
   action: dm_env.specs.BoundedArray,
 ) -> tuple[str | None, bool]:
-  """Returns the mask's key, None without a mask; and whether it is joint."""
+  """Returns the mask's key, or None; and whether the mask is joint."""
   key = config.action_mask
   mask = observation.get(key) if isinstance(observation, dict) else None
   # A nested dict has no shape.

@@ -64,7 +64,7 @@ class ProcessEnvironment:
     )
     self._name, self._render = config.env, render
     self._restarts = restarts
-    # Kept open for processes that replace others.
+    # The file stays open for processes that replace others.
     self._memory = child.new_memory()
     transform = env_config.load_transform(config)
     self._processes: list[child.Child] = []
@@ -127,7 +127,7 @@ class ProcessEnvironment:
     try:
       timestep = self._finish(index, step_type == _LAST, timestep)
     except Exception as error:
-      self._failure = str(error)  # A second call cannot return these rows.
+      self._failure = str(error)  # These rows are lost: later calls fail, too.
       raise
     return types.Rows(index, timestep, rows(shared.episode_return))
 
@@ -185,7 +185,7 @@ class ProcessEnvironment:
     """Starts the processes; if one is killed meanwhile, starts all again."""
     try:
       return self._start_once(config, seed, num_threads)
-    except child.KilledError:  # The environments did not cause it.
+    except child.KilledError:  # By a signal, not by its environments.
       child.end(self._processes)
       self._processes.clear()
       return self._start_once(config, seed, num_threads)
@@ -290,7 +290,8 @@ class ProcessEnvironment:
       for _ in range(new.pending_resets):
         new.send(messages.RESET)
       return
-    # The first STEP of an environment is a reset, whatever its action.
+    # A new process takes an environment's first STEP as a reset, whatever the
+    # action.
     owes_row = ~self._needs_action
     owes_row[np.concatenate([np.empty(0, np.int32), *self._ready])] = False
     index = job.first + np.flatnonzero(owes_row[job.first :][: job.count])

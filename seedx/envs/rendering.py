@@ -13,8 +13,8 @@ _REFUSED_STATUS = 2
 _DIED_STATUS = 3
 _TIMEOUT_SECONDS = 120.0
 
-# Without JAX, which EnvPool would import. Worker processes that this process
-# starts can still import it.
+# Blocks JAX, which EnvPool would import. Worker processes that the program
+# starts can still import JAX.
 _PROGRAM = """\
 import sys
 sys.path[:] = {path}
@@ -25,7 +25,7 @@ sys.exit(rendering.main())
 
 
 def check_render(config: env_config.Config) -> None:
-  """Renders a frame in another process, since some environments end theirs.
+  """Renders in another process, since some environments end their process.
 
   An environment of JAX functions is refused in this process, because the other
   process does not import JAX.
@@ -63,7 +63,7 @@ def check_render(config: env_config.Config) -> None:
 
 
 def main() -> int:
-  """Renders one frame, reading the config from stdin; returns a status."""
+  """Reads a config from stdin, and renders a frame; returns an exit status."""
   config = pickle.load(sys.stdin.buffer)
   try:
     _render(config)

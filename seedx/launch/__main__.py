@@ -52,7 +52,7 @@ def _main() -> None:
   run, config = pickle.loads(work)
   run(config, threading.Event())
   if folder:
-    leaving.join()  # It removes the folder even if the parent is killed later.
+    leaving.join()  # The thread removes the folder after the parent's end.
 
 
 def _message(stream: BinaryIO) -> bytes:
@@ -66,7 +66,7 @@ def _leave_with_parent(folder: str) -> None:
   with contextlib.suppress(ConnectionResetError):
     while os.read(0, 1):
       pass
-  if folder:  # The parent may have been killed.
+  if folder:  # A killed parent has not removed it.
     shutil.rmtree(folder, ignore_errors=True)
   os._exit(0)
 
@@ -90,7 +90,7 @@ def _exit_status(role: str) -> int:
 
 def _send_error(error: str) -> None:
   lines = error.strip().splitlines()
-  # If the error repeats a traceback, its first and last lines describe it.
+  # The first and last lines are enough for an error that has a traceback.
   ends = [lines[0], *lines[1:][-1:]]
   with contextlib.suppress(OSError):
     os.write(0, " ... ".join(f"{line:.500}" for line in ends).encode())
@@ -103,7 +103,7 @@ if __name__ == "__main__":
   signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.ENDING)
   output.outlive_readers()
   faulthandler.enable()
-  # Does not wait for threads of gRPC or EnvPool.
+  # `os._exit` does not wait for threads of gRPC or EnvPool.
   status = _exit_status(sys.argv[1])
   sys.stderr.flush()
   os._exit(status)

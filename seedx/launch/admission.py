@@ -13,7 +13,7 @@ from seedx.launch import joining
 from seedx.launch import nodes as nodes_lib
 from seedx.wire import server as server_lib
 
-# Streams for processes that wait or are refused.
+# Additional streams, for processes that wait or are refused.
 _MORE_STREAMS = 16
 # Maximum number of reported refusals, since a peer may cause any number.
 _MAX_MESSAGES = 100
@@ -29,7 +29,7 @@ def is_address(value: Any) -> bool:
 
 
 class Addresses:
-  """The addresses of the processes of one role; any thread may call it."""
+  """The addresses of the processes of one role; thread-safe."""
 
   def __init__(
     self,
@@ -37,7 +37,7 @@ class Addresses:
     fixed: Sequence[str] = (),
     security: wire.Security = wire.LOCAL,
   ) -> None:
-    """Makes a list of fixed addresses, or one that joining processes fill.
+    """Makes a list of fixed addresses, or an empty one for `take` to fill.
 
     Raises:
       types.ConfigError: see `wire.Security.of_client`.
@@ -54,7 +54,7 @@ class Addresses:
     return len(self._addresses)
 
   def take(self, address: str) -> int:
-    """Returns a number for a process that joins at an address.
+    """Returns the number of a process that joins, and listens at `address`.
 
     Raises:
       wire.Refused: the address is missing, malformed, insecure, or not among

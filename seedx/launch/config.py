@@ -65,6 +65,6 @@ def check_resources(name: str, resources: Mapping[str, Any]) -> None:
       )
     if resource != "CPU" and amount > 1 and amount != round(amount):
       raise types.ConfigError(
-        f"expected whole numbers above 1 as {name}, found {amount!r} for"
-        f" {resource!r}"
+        f"expected whole numbers, or amounts up to 1, as {name}, found"
+        f" {amount!r} for {resource!r}"
       )

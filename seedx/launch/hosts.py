@@ -26,12 +26,12 @@ from jax.experimental import multihost_utils
 from seedx import signals, types
 from seedx.runtime import hosts
 
-# Seconds without a sign of a host after which the others end with a message.
-# JAX's own heartbeats would end them later, by a crash.
+# Seconds without a sign of life from a host, after which the others end with a
+# message. JAX's own heartbeats would end them later, by a crash.
 _SILENT_SECONDS = 25.0
 _JAX_SILENT_SECONDS = 100
 _SIGN_SECONDS = 1.0
-# Seconds for the checkpoint that the other hosts then save.
+# Seconds for a host to save a checkpoint after another host has died.
 _RESCUE_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 _REMIND_SECONDS = 60.0
@@ -127,7 +127,7 @@ def broadcast(content: bytes) -> bytes:
     client.key_value_set(key, str(len(content)))
   size = int(client.blocking_key_value_get(key, _ANY_MILLISECONDS))
   _meet("broadcast")
-  words = np.zeros(-(-size // 4), np.uint32)  # JAX sums uint32 exactly.
+  words = np.zeros(-(-size // 4), np.uint32)  # JAX broadcasts by exact sums.
   if is_first:
     words.view(np.uint8)[:size] = np.frombuffer(content, np.uint8)
   received = np.asarray(multihost_utils.broadcast_one_to_all(words))
@@ -173,7 +173,7 @@ def _start(
           heartbeat_timeout_seconds=_JAX_SILENT_SECONDS,
           **options,
         )
-      jax.devices()  # All hosts make their backends together.
+      jax.devices()  # Makes the backend, with all other hosts.
     except Exception as failure:
       failures.append(failure)
 
@@ -204,7 +204,7 @@ def _wait(
   stop: threading.Event,
   ending: signals.Ending,
 ) -> None:
-  """Waits until a thread has connected; exits after `stop` or if it is late."""
+  """Waits for the thread that connects; exits on `stop` or if it takes long."""
   began = reminded = time.monotonic()
   while connecting.is_alive():
     connecting.join(_LOOK_SECONDS)

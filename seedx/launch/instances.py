@@ -71,8 +71,8 @@ class Instances:
     Args:
       all_nodes: the nodes.
       start: starts an instance, given its role and its `nodes.message`.
-      folder: directory that the processes remove when this one has ended; empty
-        for none.
+      folder: directory that the processes remove when this process has ended;
+        empty for none.
 
     Raises:
       types.ConfigError: a node cannot be sent to another process.
@@ -159,7 +159,7 @@ class _Instance:
     self.running = start(node.role, message)
 
   def check(self) -> bool:
-    """Restarts a dead instance when it is due; returns whether it was due."""
+    """Restarts a dead instance once its delay is over; returns True if so."""
     if self._due_seconds is None:
       status = self.running.status()
       if not status:

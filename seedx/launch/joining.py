@@ -108,8 +108,8 @@ def join(
   Args:
     address: the learner's address.
     hello: the request.
-    play: `(welcome, ended)`, does the assigned role's work until it is done or
-      the event `ended` is set.
+    play: function `(welcome, ended)` that does the assigned role's work until
+      it is done or the event `ended` is set.
     stop: event that ends the work and the waits.
     config: the time to wait for a learner.
     security: authentication between the processes.

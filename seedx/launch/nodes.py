@@ -13,7 +13,7 @@ from seedx import types
 
 # The exit status for a wrong config, after which a node is not restarted.
 USAGE_STATUS = 2
-# The header of a `message`, its size.
+# The header of a `message`: the number of bytes that follow.
 SIZE = struct.Struct("<Q")
 
 
@@ -23,8 +23,8 @@ class Node:
 
   Attributes:
     role: name of the role.
-    run: `(config, stop)`, a function of a module, which returns when its work
-      is done or `stop` is set.
+    run: function `(config, stop)` of a module; it returns when its work is done
+      or `stop` is set.
     config: first argument of `run`; it is pickled for another process.
     count: number of processes.
     needs_jax: whether the role computes with JAX, on CPU; for other roles JAX
@@ -68,11 +68,11 @@ def message(node: Node, folder: str) -> bytes:
       f"expected a {node.role} that can be pickled for a process of its own,"
       f" such as functools.partial of a module's function: {error}"
     ) from error
-  # A process imports the parent's program only if its work refers to it.
+  # The new process imports this program only if the work refers to it.
   parent = {}
   if b"__main__" in work:
     parent = multiprocessing.spawn.get_preparation_data(node.role)
-    parent.pop("authkey", None)  # It cannot be pickled here.
+    parent.pop("authkey", None)  # This key cannot be pickled.
   sharing = node.count if node.needs_jax else 0
   text = pickle.dumps((parent, work, sharing, folder))
   return SIZE.pack(len(text)) + text

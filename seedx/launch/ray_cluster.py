@@ -1,7 +1,7 @@
 """Nodes as tasks of a Ray cluster, restarted when they or their machines die.
 
 A task runs a node in a process of its own, as the launcher `processes` does, on
-a machine of the cluster that has room. The learner stays where it was started,
+any machine that has room. The learner stays where it was started,
 or also runs on the cluster. Observations, unrolls and parameters do not go
 through Ray.
 """
@@ -62,7 +62,7 @@ class Cluster:
           signal.signal(number, handler)
 
   def free_address(self) -> str:
-    """Returns a free address of this machine, for the cluster's machines."""
+    """Returns a free address of this machine that the cluster can reach."""
     host = ray().util.get_node_ip_address()
     return f"{host}:{_free_port(host)}"
 
@@ -149,8 +149,8 @@ def elsewhere(
   """Runs the learner on a cluster; if its machine dies, on another one.
 
   Args:
-    work: `(stop, ending)`, does the learner's work on the cluster until it is
-      done or `stop` is set. It must notice by itself when it begins again.
+    work: function `(stop, ending)` that does the learner's work on the cluster
+      until it is done or `stop` is set. A second call must resume it.
     config: the cluster, and the resources of the learner.
     stop: event that ends the learner.
     ending: the signal that has set `stop`.
@@ -162,7 +162,7 @@ def elsewhere(
     types.ConfigError: there is no cluster, or the work cannot be sent there.
     RuntimeError: the learner has died too many times.
     SystemExit: `stop` was set before the work began, or before it began again.
-    Exception: an exception of the work.
+    Exception: `work` raised it.
   """
   cluster, deaths = Cluster(config), instances.Deaths("the learner")
   try:
@@ -201,7 +201,7 @@ def _elsewhere(
     while not ray().wait([result], timeout=_LOOK_SECONDS)[0]:
       if stop.is_set():
         if not ray().wait([began], timeout=0)[0]:
-          raise SystemExit(ending.status)  # No machine has room.
+          raise SystemExit(ending.status)  # The learner has no machine yet.
         learner.stop.remote(ending.status)
     return ray().get(result)
   except ray().exceptions.RayTaskError as error:
@@ -281,7 +281,7 @@ def _connect(address: str) -> None:
 
 
 def _start_here() -> None:
-  """Starts a cluster on 127.0.0.1; raises types.ConfigError if it cannot."""
+  """Starts a cluster on 127.0.0.1; raises types.ConfigError if Ray fails."""
   # Ray would write its own token into a file that all users can read.
   os.environ.setdefault(_TOKEN, _process_token())
   constants = ray()._private.ray_constants
@@ -334,8 +334,8 @@ class _Learner:
     """Returns once the learner has a machine."""
 
   def run(self, work: Callable[..., Any]) -> Any:
-    """Runs `work`, which a signal or `stop` ends."""
-    # Ray does not call this on the main thread.
+    """Runs `work`, which `stop` ends."""
+    # Handles no signals, since Ray calls this outside of the main thread.
     with signals.stopping(self._stop) as ending:
       ending.status, self._ending = self._ending.status, ending
       return work(self._stop, ending)

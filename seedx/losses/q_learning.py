@@ -46,8 +46,8 @@ def q_learning(
       loss_t = w huber(td_t), or w 0.5 td_t^2
 
   No gradient flows through G. Q' uses the target parameters. With `rescale`, h
-  is sign(x) (sqrt(|x| + 1) - 1) + 0.001 x; otherwise h is the identity. Steps
-  closer than n to the end of the stream bootstrap at the end. Episodes may end
+  is sign(x) (sqrt(|x| + 1) - 1) + 0.001 x; otherwise h is the identity. A step
+  closer than n to the end of the stream bootstraps at the end. Episodes may end
   inside the stream, see `streams.transitions`.
 
   Sources: Mnih et al. 2015, https://doi.org/10.1038/nature14236; double: van

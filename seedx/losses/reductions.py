@@ -15,9 +15,9 @@ def mean_share(
 
       sum(values * weights) / sum over all cores of sum(weights)
 
-  The terms of all cores add up to the mean of the whole batch, and so do their
-  gradients: differentiate first, then call `sum_over_cores`. (A `psum` inside
-  the differentiated function would count each core's gradient once per core.)
+  The terms of all cores add up to the mean of the batch, and their gradients to
+  its gradient: differentiate, then call `sum_over_cores`. (A `psum` inside the
+  differentiated function would count each core's gradient once per core.)
 
   >>> float(mean_share(jnp.array([1.0, 2.0, 4.0]), jnp.array([1.0, 0.0, 3.0])))
   3.25
@@ -36,7 +36,7 @@ def mean_share(
 
 
 def sum_over_cores(nest: types.Tree, axis_name: str | None) -> types.Tree:
-  """Sums each leaf over a mesh axis; returns the nest if the axis is None.
+  """Sums each leaf over a mesh axis; for None, returns the nest unchanged.
 
   Leaves of one dtype are exchanged as one vector, because between hosts the
   number of exchanges costs more than their size.

@@ -25,10 +25,10 @@ _HEADER = {
   "bottleneck": "bottleneck",
 }
 _ROWS_PER_HEADER = 20
-# After a longer time without an env step or an update, a message replaces the
+# After this time without an env step or an update, a message replaces the
 # bottleneck.
 _STALLED_SECONDS = 5.0
-# The side that waits for each bottleneck, and the name of that wait.
+# For each bottleneck: the side that waits for it, and the name of the wait.
 _EVIDENCE = {
   "environments": ("inference waits for them", meters.WAIT_ENVIRONMENTS),
   "inference": ("the learner waits for it", meters.WAIT_EXPERIENCE),

@@ -27,7 +27,7 @@ class Others:
 
   @property
   def seconds(self) -> float | None:
-    """CPU seconds of the others since the start; None if unknown."""
+    """CPU seconds of the other processes since `__init__`; None if unknown."""
     now = self._now()
     if now is None or self._start is None:
       return None
@@ -36,14 +36,14 @@ class Others:
 
   @property
   def cores(self) -> float | None:
-    """Mean number of cores that the others kept busy; None if unknown."""
+    """Mean number of cores that the other processes used; None if unknown."""
     seconds = self.seconds
     if seconds is None:
       return None
     return seconds / (time.monotonic() - self._started_seconds)
 
   def _now(self) -> float | None:
-    """Returns the CPU seconds of all others so far; None if unknown."""
+    """Returns the CPU seconds of all other processes; None if unknown."""
     everything = of_machine(self._proc)
     if not everything:  # Some sandboxes report zeros.
       return None

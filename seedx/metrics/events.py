@@ -59,7 +59,7 @@ class TensorBoard:
     """
     now = time.time()
     if self._failure is not None and time.monotonic() < self._retry_seconds:
-      raise self._failure  # Each retry may leave an empty file.
+      raise self._failure  # Fewer retries leave fewer empty files.
     values = {
       name: value
       for name, value in ((name, sinks.finite(x)) for name, x in line.items())

@@ -1,6 +1,6 @@
 """Sinks for lines of metrics: a file of JSON lines, and functions.
 
-`Background` keeps a sink that fails or hangs from stopping the run.
+With `Background`, a sink that fails or hangs does not stop the run.
 """
 
 import contextlib

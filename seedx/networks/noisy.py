@@ -24,7 +24,7 @@ class NoisyDense(nn.Module):
 
   Attributes:
     size: number of outputs.
-    scale: scale of the initial sigma, scale / sqrt(number of inputs).
+    scale: factor of the initial sigma, scale / sqrt(number of inputs).
     kernel_init: initializer of mu's matrix; mu's bias is initially 0.
   """
 

@@ -31,8 +31,8 @@ def gradient(
       over the part, and outputs `[T, N, ...]` of its N entries of T steps.
     params: parameters to differentiate with respect to.
     batch: nest of arrays.
-    axes: prefix of the batch's structure, with the index of the entry axis of
-      its arrays; None to compute the whole batch at once.
+    axes: prefix of the batch's structure, with the index of each array's axis
+      of entries; None to compute the whole batch at once.
 
   Returns:
     The gradient, and the outputs of all entries.

@@ -14,9 +14,9 @@ _ROUNDS = 6
 
 
 def random(rng_key: jax.Array, size: int) -> jax.Array:
-  """Draws a permutation of 0 to `size - 1` >= 0, `[size]` uint32 or int32.
+  """Draws a permutation of 0 to `size - 1`, `[size]` uint32 or int32.
 
-  JAX draws a small permutation. For a large one, each number is enciphered with
+  JAX draws small permutations. For a large one, each number is enciphered with
   a Feistel network, which permutes all numbers of b bits. A result of `size` or
   more is enciphered again until it is smaller (Black and Rogaway 2002,
   https://doi.org/10.1007/3-540-45760-7_9, "cycle walking").
@@ -29,7 +29,7 @@ def random(rng_key: jax.Array, size: int) -> jax.Array:
   def encipher(number: jax.Array) -> jax.Array:
     right_bits = bits // 2
     for key in keys:
-      # The parts change places; the left part is changed by the right one.
+      # The right part changes the left one, then they change places.
       left_bits = bits - right_bits
       left, right = number >> right_bits, number & ((1 << right_bits) - 1)
       changed = left ^ (_hash(right ^ key) & ((1 << left_bits) - 1))

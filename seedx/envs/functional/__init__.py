@@ -77,7 +77,7 @@ def make(config: env_config.Config) -> Environment:
         + env_config.suggestion(option, parameters)
       )
     option_type = parameters[option].annotation
-    # An int is valid as a float, but a bool is not valid as either.
+    # An int is valid as a float; a bool is valid only as a bool.
     accepted = (float, int) if option_type is float else (option_type,)
     if type(value) not in accepted:
       raise types.ConfigError(

@@ -145,9 +145,9 @@ class DeepSea(Episodic):
   episodes.
 
   With `cued`, left and right are exchanged in half of the episodes. One more
-  number at the end of the observation is -1 in step 0 if they are, 1 if not,
-  and 0 later. The best return without a memory is then 0.495 - 0.005 / size:
-  the second step is a guess, and a diver on the diagonal has guessed right.
+  number at the end of the observation is -1 in step 0 if they are exchanged, 1
+  if not, and 0 later. The best return without a memory is then 0.495 - 0.005 /
+  size: the second action is a guess, and a wrong one leads off the diagonal.
 
   Args:
     size: number of rows and of columns.

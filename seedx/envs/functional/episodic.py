@@ -103,7 +103,7 @@ class Episodic(abc.ABC):
   ) -> tuple[State, dm_env.TimeStep]:
     """See `Environment`."""
     first = state.over
-    # Only one result of `reset` and `act` is used, so they may share the key.
+    # Either the result of `reset` is used or that of `act`: one key is enough.
     fresh = self.reset(rng_key)
     inner, reward, terminated = self.act(state.inner, action, rng_key)
     inner = jax.tree.map(lambda a, b: jnp.where(first, a, b), fresh, inner)
@@ -142,7 +142,7 @@ def step(
 ) -> tuple[types.Tree, dm_env.TimeStep]:
   """Steps many environments.
 
-  An environment's random numbers do not depend on the others in the batch.
+  An environment's random numbers do not depend on the other environments.
 
   Args:
     environment: functions of all environments.

@@ -151,7 +151,7 @@ class Crossing(NamedTuple):
     column: `[8]` int32 column of the object.
     goes_right: `[8]` bool, whether the object moves right.
     gold: `[8]` bool, whether the object is gold; otherwise it is an enemy.
-    spawn_timer, spawn_speed: steps until the next object, and between two.
+    spawn_timer, spawn_speed: steps until the next object, and between objects.
     move_timer, move_speed: steps until all objects move, and between two moves.
     ramp_timer: steps until the game becomes harder.
     ramp_index: number of times that it has become harder.
@@ -179,7 +179,7 @@ class Spawned(NamedTuple):
   Attributes:
     goes_right: `[]` bool, whether the object moves right.
     gold: `[]` bool, whether it is gold.
-    rank: `[8]` rank of each row; the object takes the highest-ranked free row.
+    rank: `[8]` number of each row; the free row with the largest is taken.
   """
 
   goes_right: jax.Array
@@ -347,7 +347,7 @@ def _spawned(state: Crossing, drawn: Spawned) -> Crossing:
 
 
 def _collide(state: Crossing) -> tuple[Crossing, jax.Array, jax.Array]:
-  """Removes touched gold; returns whether gold and enemies were touched."""
+  """Removes touched gold; returns flags, too: gold touched, enemy touched."""
   touched = state.there & (state.column == state.x)
   touched &= jnp.arange(1, 9) == state.y
   there = state.there & ~(touched & state.gold)

@@ -19,10 +19,10 @@ from seedx.envs.processes import messages
 # Seconds between checks that a process is alive. Its pipe alone does not show
 # its death: a process that it has started may keep the pipe open.
 CHECK_SECONDS = 1.0
-# Environments may write files when they are closed.
+# Seconds for environments to write files when they are closed.
 _CLOSE_SECONDS = 2.0
 
-# The longest messages are frames.
+# Maximum length of a message; frames are the longest.
 _MAX_MESSAGE_BYTES = 2**28
 
 # A worker ignores signals to the process group, which its parent handles. Its
@@ -81,13 +81,13 @@ class Child:
         [sys.executable, "-P", "-c", program],
         stdin=subprocess.DEVNULL,
         pass_fds=files,
-        # Accelerators are for the learner.
+        # Leaves the accelerators to the learner.
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
       )
     self.send(message)
 
   def send(self, message: bytes) -> None:
-    """Sends a message; `receive` reports it if the process has died."""
+    """Sends a message; if the process has died, `receive` reports it."""
     with contextlib.suppress(BrokenPipeError):
       self._requests.send_bytes(message)
 

@@ -124,7 +124,7 @@ def attempt(
   name: str,
   function_name: str,
   function: Callable[..., Any],
-  /,  # The user's arguments may have any name.
+  /,  # Keeps all names free for the user's arguments.
   *args: Any,
   **kwargs: Any,
 ) -> Any:

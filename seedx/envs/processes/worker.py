@@ -53,7 +53,7 @@ def main(requests: int, replies: int, memory: int) -> None:
     status = 1
   sys.stdout.flush()
   sys.stderr.flush()
-  os._exit(status)  # The environments' threads must not keep it alive.
+  os._exit(status)  # Does not wait for environments' threads.
 
 
 class _Failure(Exception):
@@ -172,7 +172,7 @@ class _Worker:
 
 
 def _exit_with_parent(replies: int) -> None:
-  # A poll for no event waits until the pipe has no reader.
+  # A poll without events returns only when the pipe has no reader.
   poll = select.poll()
   poll.register(replies, 0)
   poll.poll()
@@ -213,7 +213,7 @@ def _job(message: bytes) -> messages.Job:
 
 
 def _make(config: env_config.Config, seed: int, render: bool) -> single.Single:
-  """Calls the factory and resets its environment; errors are ConfigErrors."""
+  """Calls the factory, resets its environment; raises only ConfigErrors."""
   name = config.env
   factory = env_config.load_function(name, "an environment factory")
   parameters = _parameters(factory)
