@@ -3,13 +3,9 @@
 import collections
 import math
 import threading
-from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-# Maps the waiting items, oldest first, to the number of them to take now and,
-# if that is 0, the seconds to wait for more; None for no limit.
-Rule = Callable[[Sequence[T]], tuple[int, float | None]]
 
 
 class Channel(Generic[T]):
@@ -82,24 +78,6 @@ class Channel(Generic[T]):
         if len(self._items) < count:
           return []
       return self._take(count)
-
-  def take(self, rule: Rule[T]) -> list[T]:
-    """Takes the oldest items, once a rule wants some.
-
-    The rule is called at once, when items have been put, and when the seconds
-    that it returned are over. It must not use the channel.
-
-    Returns:
-      The items; [] if the channel is closed and the rule wants none.
-    """
-    with self._lock:
-      while True:
-        count, patience_seconds = rule(self._items)
-        if count or self._closed:
-          return self._take(count)
-        self._waiting += 1
-        self._item_put.wait(patience_seconds)
-        self._waiting -= 1
 
   def close(self) -> None:
     """Ends all waits; a second call does nothing."""

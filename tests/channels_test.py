@@ -77,46 +77,18 @@ def test_a_thread_continues_while_others_wait_for_more_items(pool, make):
   assert many.result(300) == ["b", "c", "d"]
 
 
-def test_a_rule_is_called_only_for_new_items_and_after_the_seconds_it_returned(
-  pool, make
-):
-  channel, calls = make(), []
-
-  def rule(items):
-    calls.append(list(items))
-    if len(items) == 1:
-      return 0, 0.05 if len(calls) < 4 else None
-    return (2 if len(items) > 2 else 0), None
-
-  taken = pool.submit(channel.take, rule)
-  time.sleep(0.3)
-  assert calls == [[]]
-  channel.put(0)
-  time.sleep(0.5)
-  # Two of these calls came after the seconds that the rule had returned.
-  assert calls[1:] == [[0]] * 3
-  channel.put(1)
-  channel.put(2)
-  assert taken.result(300) == [0, 1]
-  assert channel.get(1, 0.0) == [2]
-
-
 def test_closing_ends_all_waits_and_keeps_the_items(pool, make):
   full, short = make(1), make()
   full.put(0)
   short.put(1)
   puts = [pool.submit(full.put, item) for item in range(2)]
-  gets = [
-    pool.submit(short.get, 2),
-    pool.submit(short.get, 3, 600.0),
-    pool.submit(short.take, lambda items: (0, None)),
-  ]
+  gets = [pool.submit(short.get, 2), pool.submit(short.get, 3, 600.0)]
   _wait_a_while()
   assert not any(wait.done() for wait in (*puts, *gets))
   for channel in (full, short, full):
     channel.close()
   assert [put.result(300) for put in puts] == [False] * 2
-  assert [get.result(300) for get in gets] == [[]] * 3
+  assert [get.result(300) for get in gets] == [[]] * 2
   assert full.closed and not full.put(2) and not full.put(2, 600.0)
   assert full.get() == [0] and full.get() == full.get(1, 600.0) == []
   assert short.get() == [1]
@@ -152,7 +124,7 @@ def test_nothing_is_lost_or_doubled_between_many_threads(pool, make):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("begin", ["put", "get", "take"])
+@pytest.mark.parametrize("begin", ["put", "get"])
 def test_closing_ends_a_wait_at_once(begin):
   assert statistics.median(_seconds_to_end(begin) for _ in range(9)) < 0.05
 
@@ -162,14 +134,10 @@ def _seconds_to_end(begin):
   channel, ended = channels.Channel(1), []
   if begin == "put":
     channel.put(0)
-  calls = {
-    "put": lambda: channel.put(1),
-    "get": channel.get,
-    "take": lambda: channel.take(lambda items: (0, None)),
-  }
+  call = channel.get if begin == "get" else lambda: channel.put(1)
 
   def wait():
-    calls[begin]()
+    call()
     ended.append(time.monotonic())
 
   thread = threading.Thread(target=wait)

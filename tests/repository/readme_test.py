@@ -15,6 +15,7 @@ import pytest
 from seedx import app
 from seedx.__main__ import _PROGRAMS
 from seedx.app.cli import command_line, experiments, programs
+from seedx.app.runs import run_dirs
 from tests import with_ray
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -191,6 +192,12 @@ def test_a_command_can_be_parsed(command, place, monkeypatch):
   if name == "train":
     name, *words = words
   parse(name, words, monkeypatch)
+
+
+def test_the_page_on_tasks_names_the_current_format_of_runs():
+  text = (_ROOT / "docs/tasks.md").read_text()
+  (number,) = re.findall(r"`config.json` is not the current one, (\d+)", text)
+  assert int(number) == run_dirs.FORMAT
 
 
 @pytest.mark.long

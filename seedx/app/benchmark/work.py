@@ -314,7 +314,8 @@ def learning_functions(config: Config, sizes: Sizes) -> Learning:
   shares, number = learner.shares(*share), itertools.count()
 
   def learn() -> None:
-    learner.learn_from([continued(x, next(number)) for x in shares])
+    index = next(number)
+    learner.learn_from([continued(share, index) for share in shares])
 
   return Learning(learn, lambda: learner.version, learner.finish)
 
