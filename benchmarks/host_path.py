@@ -4,11 +4,11 @@
   python -m benchmarks.host_path --rows 64 --streams 16 --frames
   python -m benchmarks.host_path --rows 128 --streams 16 --address 127.0.0.1:0
 
-Actors send the same rows again and again (`canned_actor`), and the device's
-programs are replaced by ones that compute nothing. The rest is the host's
-work: the wire, the checks, the counts, the batches, the calls of the device,
-and the unrolls' bookkeeping. The table has the learner process's CPU time of a
-message, by thread.
+Actors send the rows of canned environments (`actors`), and the device's
+programs are replaced by ones that compute nothing. The rest is the host's work:
+the wire, the checks, the counts, the batches, the calls of the device, and the
+unrolls' bookkeeping. The table has the learner process's CPU time of a message,
+by thread.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks import canned_actor, watched
+from benchmarks import actors, watched
 from seedx import types
 from seedx.acting import inference, inference_server, thin_actor
 from seedx.agents import vtrace
@@ -78,8 +78,8 @@ def without_device_work(
   options: argparse.Namespace, acted: counters.Acted
 ) -> inference.Devices:
   """Returns an inference device whose programs compute nothing."""
-  spec = canned_actor.spec_of(options.frames)
-  actors = thin_actor.Config(
+  spec = actors.spec(_kind(options))
+  config = thin_actor.Config(
     num_actors=options.streams, envs_per_actor=options.rows
   )
   agent = vtrace.Config(hidden_sizes=(8,)).make(spec)
@@ -90,11 +90,11 @@ def without_device_work(
     inference.Config(),
     agent,
     spec,
-    actors,
+    config,
     acted,
     returns_are_sums=True,
     period=_UNROLL_LENGTH,
-    share_size=max(1, actors.num_envs // 2),
+    share_size=max(1, config.num_envs // 2),
     newest=lambda device: (parameters, 0),
     sink=lambda share: True,
     waiting=lambda device: contextlib.nullcontext(),
@@ -108,6 +108,10 @@ def without_device_work(
   device._begin = functools.partial(begin, share)  # type: ignore[assignment]
   device._add = jax.jit(lambda store, share, *rest: share, keep_unused=True)
   return devices
+
+
+def _kind(options: argparse.Namespace) -> str:
+  return actors.FRAMES if options.frames else actors.NUMBERS
 
 
 def _act_nothing(store: Any, *rest: Any) -> tuple[Any, jax.Array]:
@@ -132,10 +136,12 @@ def _serving(
 @contextlib.contextmanager
 def _actors(options: argparse.Namespace, address: str) -> Iterator[None]:
   streams = str(options.streams // options.processes)
-  words = [address, str(options.rows), streams]
-  words += ["--frames"] if options.frames else []
+  words = [address, streams, str(options.rows), _kind(options)]
   processes = [
-    subprocess.Popen([sys.executable, "-m", "benchmarks.canned_actor", *words])
+    subprocess.Popen(
+      [sys.executable, "-m", "benchmarks.actors", *words],
+      stdout=subprocess.DEVNULL,
+    )
     for _ in range(options.processes)
   ]
   try:
