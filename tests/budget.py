@@ -133,7 +133,7 @@ class Budget:
 
   @pytest.hookimpl(tryfirst=True)
   def pytest_sessionfinish(self, session):
-    """Fails a run that passed if a test exceeded its limit."""
+    """Makes a passed run fail if a test exceeded its limit."""
     if session.exitstatus == 0 and self._too_dear():
       session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -245,7 +245,7 @@ def _share_compilations(folder, events):
     path = folder / f"lock-{int.from_bytes(key[-8:].encode()) % 64}"
     with path.open("w") as file:
       fcntl.flock(file, fcntl.LOCK_EX)
-      # Only JAX 0.12 takes the callbacks.
+      # `read` takes the callbacks only in JAX 0.12.
       arguments = (module_name, key, options, backend, devices, callbacks)
       program, _ = read(*arguments[:num_arguments])
       if program is not None:

@@ -174,7 +174,7 @@ def test_many_saves_leave_nothing_in_memory(tmp_path, monkeypatch):
     checkpoints.save(step, {"run": nest, "acting": nest}, 0.0)
   after = used()
   assert after[1:] == before[1:]
-  # A leak of 20 KiB in each save would be 4 MiB.
+  # A leak of 20 KiB in each save would add up to 4 MiB.
   assert after[0] - before[0] < 2 * 2**20
 
 
@@ -233,7 +233,7 @@ def test_saved_arrays_are_restored_exactly(tmp_path):
     (2, {1: 5.0, 2: 1.0, 3: 2.0, 4: 3.0}, [1, 3, 4], 1),
     # The best is among the newest.
     (2, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, [3, 4], 4),
-    # Some scores are unknown, or all of them.
+    # Some or all scores are unknown.
     (1, {1: -math.inf, 2: -5.0, 3: -math.inf}, [2, 3], 2),
     (1, {1: -math.inf, 2: -math.inf}, [2], 2),
     # The newest of several best ones counts as the best.

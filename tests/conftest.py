@@ -36,7 +36,7 @@ import pytest
 
 from tests import budget
 
-# A shell's background job ignores Ctrl-C, a program of nohup ignores SIGHUP.
+# A shell's background job ignores Ctrl-C, a program under nohup ignores SIGHUP.
 # Without these lines, the programs that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -44,7 +44,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 
 
 def slow_but(fast, cases):
-  """Returns the cases, tuples of arguments: `slow` unless listed in `fast`."""
+  """Returns `cases`, tuples of arguments, marked `slow` unless in `fast`."""
   unknown = [case for case in fast if case not in cases]
   assert not unknown, unknown
   return [
@@ -92,7 +92,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-  """Sorts the tests; `--no-loadscope-reorder` keeps their order."""
+  """Sorts the tests; `--no-loadscope-reorder` keeps this order."""
   rank = {name: k for k, name in enumerate(_LONGEST)}
   items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
@@ -101,7 +101,7 @@ def random_unroll(agent, spec, length, ends, seed=0):
   """Returns an unroll `[L, B]` of random experience, as NumPy arrays.
 
   Args:
-    agent: agent with the extras and core state of the unroll.
+    agent: agent whose extras and core state the unroll has.
     spec: spec of the environment.
     length: L, the number of time steps.
     ends: `[B]` probabilities that an episode ends at a step.
@@ -147,7 +147,7 @@ _CARRIED = {}
 
 
 def _carried(agent, spec, batch_size):
-  """Returns the shapes of `[B]` extras, and a core state."""
+  """Returns the shapes of extras, `[B]`, and an initial core state."""
   import jax
 
   from seedx.agents import acting_step

@@ -1,4 +1,4 @@
-"""CPU time of processes, from a /proc that the test makes and the real one."""
+"""CPU time of processes, read from a fake /proc and from the real one."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ BUSY = "while True: pass"
 
 
 class Proc:
-  """A directory /proc with the given times, in ticks."""
+  """A fake /proc with the given times, in ticks."""
 
   def __init__(self, path, cores):
     self.path, self._cores = path, cores

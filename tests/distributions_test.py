@@ -144,7 +144,7 @@ def test_only_legal_actions_keep_their_value():
   result = np.asarray(jax.jit(distributions.only_legal)(values, mask))
   assert (result.shape, result.dtype) == (values.shape, values.dtype)
   np.testing.assert_array_equal(result[mask != 0], [-200.0, 3.0, 3.0])
-  # Illegal actions are below any Q-value of a legal one.
+  # Illegal actions' values are below any Q-value of a legal action.
   assert np.all(result[mask == 0] < -1e6)
   assert distributions.only_legal(values, None) is values
 
@@ -252,7 +252,7 @@ def test_half_precision_parameters_are_computed_in_float32():
 def test_gaussian_matches_scipy_and_its_samples_are_not_clipped():
   rng = np.random.default_rng(0)
   mean, log_scale = rng.normal(size=(2, 6, 2)).astype(np.float32)
-  # Zeros give the middle, and as the scale half its distance to a bound.
+  # A mean of 0 is the middle; a log scale of 0 is half the distance to a bound.
   mean[0] = log_scale[0] = 0.0
   mean[1], log_scale[1] = (1, -1), (0.5, 0)
   # Extreme scales stay finite.

@@ -213,7 +213,7 @@ _OPENS = {
   "touch",
   "copytree",
 }
-# Names of objects that have such methods, but are neither files nor paths.
+# Names of objects that have these methods, but are neither files nor paths.
 _NO_FILES = ("folder", "directory", "part", "_folder", "_connected", "sessions")
 
 

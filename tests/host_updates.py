@@ -23,7 +23,7 @@ HOSTS, CORES = 2, 2
 
 @functools.cache
 def shared():
-  """Imports `learner_test` after the hosts have joined: its import computes."""
+  """Imports `learner_test`: it computes, so the hosts must join before."""
   from tests.learning import learner_test
 
   return learner_test
@@ -64,7 +64,7 @@ def leaves(learning):
 
 
 def updated(name, index):
-  """Returns a host's state after and before a case's updates, and measures."""
+  """Returns a host's state after and before the updates, and its metrics."""
   make, micro_batches, seeds, have = CASES[name]
   among = hosts.Hosts(index, HOSTS)
   among.acted(1, 10**9)

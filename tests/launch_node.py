@@ -17,7 +17,7 @@ class Config:
     folder: folder in which it makes a file, its mark, when it starts.
     status: exit status with which it fails at once; 0 for no failure.
     returns: whether it returns at once, and does not wait for the stop.
-    error: text of the error with exit status 2.
+    error: message of the `ConfigError` that status 2 raises.
   """
 
   folder: str

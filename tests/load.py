@@ -1,4 +1,4 @@
-"""Runs tests that depend on timing beside programs that keep cores busy.
+"""Runs timing-dependent tests while other programs keep the cores busy.
 
   python -m tests.load [--loops COUNT] [--all]
 

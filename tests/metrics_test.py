@@ -18,7 +18,7 @@ from seedx.metrics import events
 
 
 class FakeClock:
-  """A clock that a test advances by `sleep`."""
+  """A clock that `sleep` advances."""
 
   def __init__(self):
     self.now = 100.0
@@ -131,7 +131,7 @@ def test_timing_a_wait_costs_less_than_50_calls_of_the_clock():
   ("requests", "queue", "unrolls", "expected"),
   [
     (0.9, 0.0, 0.0, "environments"),  # With a replay, the learner never waits.
-    (0.1, 0.3, 0.0, "learner"),  # Inference waits longer for the learner.
+    (0.1, 0.3, 0.0, "learner"),  # Inference waits for the learner.
     (0.3, 0.1, 0.7, "inference"),
     (0.5, 0.2, 0.6, "environments"),
   ],
@@ -480,7 +480,8 @@ def test_lines_after_the_resumed_checkpoint_are_dropped(tmp_path):
 
 def test_a_resumption_is_detected_by_steps_or_by_seconds(tmp_path):
   first = [line_at(100, 10.0), line_at(150, 20.0), line_at(155, 21.0)]
-  # The checkpoint was at 140 steps and 18 s. The new rate is higher or lower.
+  # The checkpoint was at 140 steps and 18 s. The resumed run is
+  # faster or slower.
   for resumed in (line_at(160, 19.0), line_at(145, 23.0)):
     assert read(tmp_path, jsonl([*first, resumed])) == [first[0], resumed]
 

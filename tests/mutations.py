@@ -190,7 +190,7 @@ def failure(folder, tests, marks):
 
 
 def noticed(root, mutation, marks, quick):
-  """Returns the first test that a mutation fails; None if none fails."""
+  """Returns the first test that fails with a mutation; None if none fails."""
   with copy_of(root) as folder:
     mutation.apply(folder)
     test = failure(folder, mutation.tests, marks)

@@ -68,7 +68,7 @@ def main(address, env_id, num_envs):
       returns = np.where(last, total, nan)
       send(step_type, reward, terminated, observation, returns)
   except grpc.RpcError as error:
-    if error.code() is not grpc.StatusCode.CANCELLED:  # Not the run's end.
+    if error.code() is not grpc.StatusCode.CANCELLED:  # CANCELLED ends a run.
       raise
 
 

@@ -273,7 +273,7 @@ def vectors_of_choices():
 
 
 class Bandit(gymnasium.Env):
-  """An image bandit: action 0 rewards 7 or 0, action 1 rewards 2."""
+  """An image bandit: action 0 pays 7 or 0, action 1 pays 2."""
 
   observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
   action_space = spaces.Discrete(2)

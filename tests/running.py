@@ -95,8 +95,8 @@ class Own:
 class Running(Own):
   """A pipeline that runs within a `with` statement.
 
-  The end of the statement raises the first failure of a thread. A test wraps
-  the functions it spies on before the statement.
+  The end of the statement raises the first failure of a thread. A test that
+  spies on functions wraps them before the statement.
   """
 
   def __init__(self, config, actors=None):
@@ -180,7 +180,7 @@ class Message(NamedTuple):
 
 
 class Spy:
-  """A record of what a learner receives from unroll actors and publishes.
+  """A record of what a learner publishes, and receives from unroll actors.
 
   Attributes:
     sessions: sessions of all actors.

@@ -66,7 +66,7 @@ class Taking(threading.Thread):
 
 @pytest.fixture
 def taking():
-  """Takes the batches of batchers on threads, and closes them."""
+  """Yields a function that takes a batcher's batches on a thread; ends all."""
   threads = []
 
   def start(requests):
@@ -97,7 +97,7 @@ def test_no_batch_is_larger_than_the_maximum():
 
 
 def test_a_thread_wakes_up_twice_for_a_batch_of_many_requests(taking):
-  """It wakes up for the first request and for the last one."""
+  """The first and the last request wake the thread up."""
   requests = make(target_rows=8)
   thread = taking(requests)
   running.wait_until(lambda: thread.waits == [None])

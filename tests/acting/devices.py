@@ -17,7 +17,7 @@ CARTPOLE = envs.Config("CartPole-v1")
 
 
 class Device:
-  """An inference device whose actions are zeros, in batches of one message.
+  """A fake inference device: each batch is one message, each action is 0.
 
   Attributes:
     batches: the newest batches.
@@ -36,7 +36,7 @@ class Device:
 
   @property
   def rows(self):
-    """Number of rows of these batches."""
+    """Number of rows in `batches`."""
     return sum(len(batch.slot) for batch in self.batches)
 
   def _put(self, message):
@@ -103,7 +103,7 @@ class Actor:
 
 
 def row(step_type, **changes):
-  """Returns rows with one row; `changes` are values of its fields."""
+  """Returns `Rows` of one environment; `changes` are values of fields."""
   timestep = dm_env.TimeStep(
     np.array([step_type], np.uint8),
     np.array([changes.pop("reward", 1)], np.float32),

@@ -15,7 +15,7 @@ from tests.acting import devices
 
 
 def _sizes(num_actors, num_devices, envs_per_actor):
-  """Returns an epsilon ladder, and the sizes of its inference devices."""
+  """Returns an epsilon ladder, and the `Sizes` of each inference device."""
   spec = envs.spec(devices.CARTPOLE)
   agent = dqn.Config(epsilon_ladder=True).make(spec)
   sizes = inference.Config(inference_devices=tuple(range(num_devices))).sizes(
@@ -50,7 +50,7 @@ def test_returns_are_reported_for_the_slots_that_explore_least():
   ladder, _ = _sizes(4, 2, envs_per_actor=2)
   served, connect = _served(2, num_actors=4, num_devices=2)
   acted, actors = served.acted, [connect() for _ in range(4)]
-  # The first two slots of each device, then its last two.
+  # The slots of each session; device 0 has slots 0 to 3, device 1 has 4 to 7.
   held = [0, 1], [4, 5], [2, 3], [6, 7]
   reported = counters.explores_least(ladder)
   assert reported.any() and not reported.all()

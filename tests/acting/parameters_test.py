@@ -25,7 +25,7 @@ class Weights:
 
 
 class Serving:
-  """A source's server; `asked` counts the requests that reached it."""
+  """A source on a server; `asked` counts requests that reached the source."""
 
   def __init__(self, folder):
     self.acting, self.version, self.asked = {"w": Weights(1.5)}, 7, 0

@@ -95,7 +95,7 @@ def test_messages_have_the_same_results_together_as_one_by_one(seed):
     messages = {}
     for actor in rng.permutation(ACTORS)[: rng.integers(1, ACTORS + 1)]:
       if actor in joint.answers:
-        continue  # Its stream has ended.
+        continue  # The actor's stream has ended.
       message = LAYOUT.encode(next_rows(rng, is_first[actor]))
       changed = fuzz.mutated(mutations, message)
       if rng.random() < 0.15 and can_be_received(changed):
@@ -108,7 +108,7 @@ def test_messages_have_the_same_results_together_as_one_by_one(seed):
 
 
 def test_many_mutated_messages_are_refused_and_some_are_accepted():
-  """Otherwise the test above would show little."""
+  """The test above needs both kinds of messages."""
   mutations, codes = random.Random(0), []
   message = LAYOUT.encode(fuzz.rows_of(ENVS))
   while len(codes) < 100:

@@ -24,9 +24,9 @@ def make():
 
 
 def steps_of(*texts, reward=1.0, claimed=None):
-  """Returns the steps of one environment for each text, such as FMMLF.
+  """Returns steps; a text such as FMMLF has an environment's step types.
 
-  Each step but a FIRST has `reward`, and each LAST has the return `claimed`.
+  Each step except FIRST has `reward`, and each LAST has the return `claimed`.
   """
   step_type = np.array([["FML".index(x) for x in text] for text in texts])
   step_type = step_type.astype(np.uint8)

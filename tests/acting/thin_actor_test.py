@@ -14,7 +14,7 @@ ENV = envs.Config(env="CartPole-v1")
 
 
 class Blocking:
-  """Environments whose second `recv` blocks; counts `close` meanwhile."""
+  """Environments whose second `recv` blocks; `overlaps` counts early closes."""
 
   def __init__(self, env, num_envs, **options):
     self._env = envpool_adapter.EnvPoolEnvironment(env, num_envs, **options)
@@ -73,7 +73,7 @@ def test_an_actor_that_ends_closes_its_environments_and_threads(
     )
     actor.start()
     running.wait_until(lambda: made and made[0].stepping.is_set())
-  actor.join(0.3)  # The actor has time to close the environments too early.
+  actor.join(0.3)  # A wrong actor would close them in this time.
   made[0].resume.set()
   actor.join(300)
   (environment,) = made

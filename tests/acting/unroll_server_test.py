@@ -37,7 +37,7 @@ STEP_TYPES = [0, 1, 2, 0]
 
 
 def unroll_of(numbers):
-  """Returns `[S, L, ...]` unrolls; the values encode the unroll's number."""
+  """Returns `[S, L, ...]` unrolls; each unroll's values encode its number."""
   value = np.array(numbers, np.float32)
   steps = value[:, None] * 100 + np.arange(LENGTH, dtype=np.float32)
   timestep = dm_env.TimeStep(
@@ -275,7 +275,7 @@ def test_an_actor_that_waits_for_slots_leaves_no_threads_behind(
   serving.unrolls.sessions.open = counted
   holders = [serving.actor(), serving.actor()]
   actor = acting(serving.work())
-  # The holders made the first two attempts; later ones must leave no thread.
+  # The two holders made the first tries; the actor's must leave no thread.
   running.wait_until(lambda: len(tries) > 2 + 1)
   num_threads = threading.active_count()
   running.wait_until(lambda: len(tries) > 2 + 6)
@@ -288,7 +288,7 @@ def test_an_actor_that_waits_for_slots_leaves_no_threads_behind(
 def test_actors_fetch_parameters_at_an_interval(
   serving, acting, interval, messages
 ):
-  """Each message has 9 env steps, and leads to newer parameters."""
+  """Each message has 9 env steps, and increments the version."""
   fetched, sent = [], 0
   take, versioned = serving.unrolls.take, serving.unrolls._parameters._versioned
 

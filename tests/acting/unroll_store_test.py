@@ -139,7 +139,7 @@ def test_store_equals_a_python_list_of_steps():
 
     finished = np.flatnonzero(layout.finished(count[:rows]))
     assert finished.tolist() == list(expected)
-    place = np.full(size, 3, np.int32)  # A batch of 3 unrolls: 3 is padding.
+    place = np.full(size, 3, np.int32)  # Index 3 is padding.
     taken = finished[:3]
     place[: len(taken)] = np.arange(len(taken))[::-1]
     padded_taken = np.zeros(size, np.int32)

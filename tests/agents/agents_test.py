@@ -108,7 +108,7 @@ class Algorithm:
   Attributes:
     config: function of settings that returns the agent's config.
     batch: function `(agent, spec, seed)` that returns a random batch.
-    horizon: horizon of the run.
+    horizon: length of the run in env steps and updates.
   """
 
   config: Callable[..., Any]
@@ -411,7 +411,7 @@ def test_update_applies_the_gradients(names):
   expected, expected_output = case.learn(case.state)
   actual, output = case.update(case.state, KEY, case.batch)
   for a, b in ((actual, expected), (output, expected_output)):
-    # Two programs may round differently, which Adam can amplify up to its rate.
+    # Two programs may round differently. Adam amplifies this up to its rate.
     chex.assert_trees_all_close(a, b, rtol=2e-3, atol=1e-5)
   assert difference(actual.params, case.state.params) > 1e-4
 
@@ -690,7 +690,7 @@ def test_without_priorities_a_step_has_no_extras():
   "names", [("a2c", "vector"), ("ppo", "normalized"), ("dqn", "dict")]
 )
 def test_any_optax_optimizer_can_replace_the_default(names):
-  """The optimizer replaces learning rate and clipping, and can be pickled."""
+  """A pickled optimizer replaces the learning rate and the clipping, too."""
   case = case_of(*names)
   other = Case(
     *names,

@@ -136,7 +136,7 @@ def test_vtrace_logs_effective_sample_size_and_clipped_mass():
 
 
 def test_a_policy_that_hardly_moved_has_little_clipped_mass():
-  """About half of its ratios are above 1, but only slightly."""
+  """About half of the ratios are above 1, but only slightly."""
   metrics, _ = weighted(0.008)
   assert metrics["approx_kl"] < 1e-4 and metrics["clip_fraction"] > 0.2
   assert (

@@ -46,7 +46,7 @@ def agent_of(name="vector", horizon=None, **fields):
 
 
 def random_state(agent, config):
-  """Returns a state with random parameters and other target parameters."""
+  """Returns a state with random parameters and different target parameters."""
   rng = np.random.default_rng(0)
   shapes = jax.eval_shape(agent.init, jax.random.key(0))
   state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
@@ -159,7 +159,7 @@ def test_epsilon_falls_with_the_updates(steps, horizon, expected, ladder):
     acting = agent.acting(
       dataclasses.replace(state, updates=jnp.int32(updates))
     )
-    # With the ladder, this epsilon falls to 0 instead of `epsilon_end`.
+    # With the ladder, `acting.epsilon` falls to 0, not to `epsilon_end`.
     epsilon = (epsilon - 0.2) / 0.8 if ladder else epsilon
     assert float(acting.epsilon) == pytest.approx(epsilon, abs=1e-6)
 
@@ -342,7 +342,7 @@ def test_td_errors_and_gradients_match_numpy(
 
   (expected,) = differentiate(state.params)
   chex.assert_trees_all_close(gradients.params, expected, rtol=1e-3, atol=1e-5)
-  # Importance weights and the bound have an effect.
+  # Importance weights and the bound of the errors have an effect.
   assert abs(steps.sum() / total - loss) > 1e-3
   assert np.any(clipped != errors) == (huber_delta > 0)
 

@@ -22,14 +22,14 @@ GOAL = np.array([1.0, -2.0, 0.5], np.float32)
 
 
 class Fitness(NamedTuple):
-  """Seeds of noise `[B]`; returns `[B, 2]` with it added and subtracted."""
+  """Seeds of noise, `[B]`; returns `[B, 2]` with noise added and subtracted."""
 
   seed: jax.Array
   returns: jax.Array
 
 
 class Needs(base.Needs):
-  """The needs of an agent whose batches are pairs; each counts as a step."""
+  """The agent's needs; each pair of returns in a batch counts as a step."""
 
   @property
   def specs(self):

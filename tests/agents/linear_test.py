@@ -99,4 +99,4 @@ def test_without_hidden_layers_a_network_is_its_head(kind, heads):
   kernels = {x.shape for x in jax.tree.leaves(params["head"]) if x.ndim == 2}
   assert sorted(kernels) == heads
   others = set(params) - {"head"}
-  assert bool(others) == (kind is r2d2)  # R2D2 also has its LSTM.
+  assert bool(others) == (kind is r2d2)  # R2D2 also has an LSTM.

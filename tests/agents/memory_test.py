@@ -60,7 +60,7 @@ def config_of(pipeline, agent, total_steps=150_000):
 
 
 def returns_of(config, run_dir, greedy=True):
-  """Trains an agent, and returns the returns of 1,000 new episodes."""
+  """Trains an agent, plays 1,000 new episodes, and returns their returns."""
   app.train(config, run_dir=run_dir, quiet=True)
   policy = app.load(run_dir, config=config)
   player = evaluator.Evaluator(
@@ -77,7 +77,7 @@ def test_r2d2_remembers_the_bit(pipeline, tmp_path):
 
 
 def test_an_agent_without_a_memory_does_not_learn_the_bit(tmp_path):
-  """The question looks the same for both bits."""
+  """The question looks the same after either bit."""
   agent = dqn.Config(**COMMON)
   config = config_of("sync", agent, total_steps=50_000)
   returns = returns_of(config, tmp_path, greedy=False)

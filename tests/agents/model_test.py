@@ -115,7 +115,7 @@ def test_an_action_reaches_the_head(towers):
 
 
 def test_initial_parameters_are_drawn_without_a_loop():
-  """JAX's own key draws in loops, which take long to compile."""
+  """JAX's own random keys draw in loops, which take long to compile."""
   q_model = model.Model.make(SPEC, CONFIG, networks.QHead(4))
   program = jax.jit(q_model.init).lower(jax.random.key(0))
   assert "while" not in program.as_text()

@@ -53,7 +53,7 @@ def merged(batches):
 
 
 def one(mean, variance):
-  """Returns statistics of `ONE`."""
+  """Returns statistics for the spec `ONE`."""
   return normalizer.Statistics((np.float32([mean]),), (np.float32([variance]),))
 
 
@@ -126,7 +126,7 @@ def test_a_constant_feature_stays_finite_and_small(value):
 
 
 def test_features_that_are_constant_within_a_batch_count_too():
-  """A game's level, for example, may change only between batches."""
+  """A game's level, for example, may be the same in a whole batch."""
   values = [3.0, 7.0, 3.0, 3.0, 7.0, 7.0, 3.0, 7.0]
   statistics = normalizer.init(ONE)
   for updates, value in enumerate(values):
@@ -155,7 +155,7 @@ def test_batches_without_variance_lower_the_variance():
 
 @pytest.mark.parametrize("workers", [2, 16])
 def test_batches_measured_with_an_old_mean_count_the_same(workers):
-  """A3C's workers measure with an old mean; their batches merge in turn."""
+  """A3C's workers measure with an old mean; batches are merged one by one."""
   rng = np.random.default_rng(0)
   batches = rng.normal(100.0, 1.0, (3, workers, 5, 8, 1)).astype(np.float32)
   statistics, updates = normalizer.init(ONE), 0

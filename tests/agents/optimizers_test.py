@@ -84,7 +84,7 @@ def test_each_group_has_its_own_metrics():
     "gradient_norm_critic",
   }
   for key, (_, rate) in RATES.items():
-    # Halfway through the decay to half of the rate.
+    # The decay to half of the rate is half done.
     assert float(metrics[f"learning_rate_{key}"]) == pytest.approx(0.75 * rate)
     norm = optax.global_norm(gradients[key])
     assert metrics[f"gradient_norm_{key}"] == norm
@@ -128,7 +128,7 @@ def test_parameters_of_other_groups_are_refused():
   for params, message in (
     ({"actor": drawn(1.0)}, r"found \['actor'\]"),
     ({"actor": 0.0, "critic": 0.0, "z": 0.0}, "'critic', 'z'"),
-    # A parameter server has one vector without groups.
+    # A parameter server has one vector, which has no groups.
     (np.zeros(3, np.float32), "found a part of them"),
   ):
     with pytest.raises(

@@ -128,7 +128,7 @@ SPEC = types.EnvironmentSpec(
 
 @functools.cache
 def unrolled(name):
-  """Returns a core's `apply`, arguments for it, and its result for them."""
+  """Returns a core's `apply`, arguments, and what `apply` returns for them."""
   core, rng = CORES[name], np.random.default_rng(0)
   features = rng.normal(size=(LENGTH, BATCH, FEATURES)).astype(np.float32)
   step_type = np.ones((LENGTH, BATCH), np.uint8)
@@ -178,7 +178,7 @@ def test_a_memory_forgets_at_the_first_step_of_an_episode(name):
   apply, (params, features, step_type, state), (expected, _) = unrolled(name)
   other = features.copy()
   other[2, 0] += 1.0
-  # Stream 2 has no reset, so the change lasts at least as long as the window.
+  # Stream 2 has no reset, so a change affects outputs for at least a window.
   other[2, 2] += 1.0
   outputs, _ = apply(params, other, step_type, state)
   differs = np.any(np.abs(outputs - expected) > 1e-6, axis=-1)
@@ -237,7 +237,7 @@ class Sum(nn.Module):
 
 
 def q_mean(stored_state):
-  """Returns a function from a value of the stored state to the mean Q-value."""
+  """Returns the mean Q-value as a function of the stored state's value."""
   config = r2d2.Config(
     hidden_sizes=(8,),
     dueling=False,
@@ -263,7 +263,7 @@ def q_mean(stored_state):
 def test_a_sequence_begins_with_the_stored_state_or_a_fresh_one():
   stored, fresh = q_mean(stored_state=True), q_mean(stored_state=False)
   assert len({float(stored(x)) for x in (0.0, 1.0, 3.0)}) == 3
-  # An episode of `Sum` begins with ones.
+  # A fresh state of `Sum` is ones, which equals a stored state of ones.
   np.testing.assert_allclose(fresh(3.0), stored(1.0), rtol=1e-6)
 
 

@@ -78,7 +78,7 @@ def with_hyperparameters(state, **changes):
 
 @functools.cache
 def unroll_of(kind="vector", seed=1):
-  """Returns an unroll with random core states, as within episodes."""
+  """Returns an unroll with random core states, as if within episodes."""
   spec = KINDS[kind][0]
   ends = np.linspace(0.0, 0.7, BATCH)
   unroll = conftest.random_unroll(agent_of(kind), spec, LENGTH, ends, seed)
@@ -324,7 +324,7 @@ def on_policy(fields):
 
 
 def test_an_update_ends_at_the_first_minibatch_above_target_kl():
-  """Means over 2 and over 3 minibatches give the divergence of each."""
+  """Means over 2 and over 3 minibatches give each minibatch's divergence."""
   unroll, rate = on_policy({}), {"learning_rate": 0.05}
   state = with_hyperparameters(state_of(), **rate)
   updated = {
@@ -332,7 +332,7 @@ def test_an_update_ends_at_the_first_minibatch_above_target_kl():
     for epochs in (2, 3)
   }
   sums = {k: k * float(x.metrics["approx_kl"]) for k, (_, x) in updated.items()}
-  second, third = sums[2], sums[3] - sums[2]  # The first is 0.
+  second, third = sums[2], sums[3] - sums[2]  # The first divergence is 0.
   assert 0 < second < 0.9 * third
   fields = {"epochs": 4, "target_kl": (second + third) / 2}
   limited, output = jax.jit(config_of(**fields).make(VECTOR).update)(
@@ -403,7 +403,7 @@ def test_4_cores_end_at_the_same_minibatch():
   "kind", conftest.slow_but([("vector",)], [(kind,) for kind in KINDS])
 )
 def test_a_custom_loss_gets_the_old_and_the_new_policy(kind):
-  """The divergence between them grows from 0 with each step."""
+  """Their divergence is 0 in the first step, and larger in later ones."""
 
   def loss(evaluated, minibatch, hyperparameters):
     steps = ppo.loss(evaluated, minibatch, hyperparameters)

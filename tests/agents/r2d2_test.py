@@ -80,7 +80,7 @@ def test_needs_describe_the_sequences():
   needs = agent_of().needs
   assert needs.window == BURN_IN + SEQUENCE + 1
   assert needs.whole_unrolls and needs.learned_steps == LEARNED
-  # The actor has already computed priorities from the extras.
+  # Extras are not stored, since actors have computed priorities from them.
   assert needs.stored(sample_of().unroll).extras == ()
   for period in range(1, LEARNED + 1):
     assert needs.time_steps(period) == needs.window
@@ -104,7 +104,7 @@ def test_unsupported_settings_are_refused(fields, message):
 
 
 def unrolled(acting, inputs, core_state):
-  """Returns Q-values `[T, B, A]` and T + 1 core states, step by step."""
+  """Computes Q-values `[T, B, A]` and T + 1 core states, step by step."""
   q_values, core_states = [], [core_state]
   for t in range(len(inputs.exploration)):
     now = jax.tree.map(lambda x, t=t: x[t], inputs)
@@ -224,8 +224,8 @@ def test_a_stored_state_is_that_of_acting_since_the_episodes_start():
   _, core_states = unrolled(agent_of().acting(state_of()), inputs, zeros())
   for k, unroll in enumerate(played()):
     first = inputs.timestep.step_type[k * PERIOD] == dm_env.StepType.FIRST
-    # At a FIRST step, zeros are stored. `core_states` has the end of the last
-    # episode there, which the LSTM ignores.
+    # At a FIRST step, zeros are stored. There, `core_states` has the last
+    # episode's final state, which the LSTM ignores.
     expected = jax.tree.map(
       lambda x, first=first: np.where(first[:, None], 0.0, x),
       core_states[k * PERIOD],
@@ -239,7 +239,7 @@ def test_a_stored_state_is_that_of_acting_since_the_episodes_start():
 
 
 def test_initial_priorities_come_from_the_q_values_of_acting():
-  """Learning computes the same priorities from the same parameters."""
+  """Learning with the parameters that acted computes the same priorities."""
   state = dataclasses.replace(state_of(), target_params=state_of().params)
   unroll = played()[5]
   actual = jitted("priorities")(agent_of().acting(state), unroll)

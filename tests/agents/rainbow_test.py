@@ -199,7 +199,7 @@ def test_noise_differs_between_streams_but_not_between_steps():
 
 
 def acted(core_state, first, seed):
-  """Returns the output and the core state of a step with equal observations."""
+  """Takes a step with equal observations; returns its output and core state."""
   acting = agent_of(**NOISY).acting(state_of(**NOISY))
   inputs = acting_step.zero_inputs(SPEC, ROWS)
   inputs.timestep.step_type[:] = 0 if first else 1

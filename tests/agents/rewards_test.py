@@ -52,7 +52,7 @@ def unroll_of(agent, length=9, seed=0, scale=1.0):
 
 
 def returns_of(timestep, before):
-  """Computes R, the discounted return, after each step by a loop."""
+  """Computes R, the discounted return, after each step, in a loop."""
   returns, total = [], np.array(before, np.float64)
   for step_type, reward in zip(*timestep[:2], strict=True):
     total = np.where(step_type == 0, 0.0, GAMMA * total) + reward
@@ -103,7 +103,7 @@ def test_statistics_of_returns_exclude_resets(name):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_unit_of_rewards_does_not_matter(name):
-  """The loss of values depends on the unit only without normalization."""
+  """The value loss depends on the unit if rewards are not normalized."""
   for fields, same in (({}, True), ({"normalize_rewards": False}, False)):
     _, agent = made(name, **fields)
     small, large = (
@@ -174,7 +174,7 @@ def test_observations_are_normalized_together_with_rewards():
   ],
 )
 def test_pipelines_carry_returns_across_unrolls(pipeline, name, tmp_path):
-  """R rises to 10 in about 20 steps if rewards are 1; unrolls have 5 steps."""
+  """If rewards are 1, R rises to 10 in about 20 steps, or 4 unrolls."""
   running, nodes = pipelines_test.make(
     pipeline, name, tmp_path, normalize_rewards=True, discount=GAMMA
   )
@@ -196,7 +196,7 @@ def test_pipelines_carry_returns_across_unrolls(pipeline, name, tmp_path):
 @pytest.mark.parametrize("name", ["a2c", "ppo"])
 def test_4_cores_divide_by_the_same_deviation(name):
   fields = {"epochs": 1, "minibatches": 1} if name == "ppo" else {}
-  fields["adam_epsilon"] = 1.0  # Small gradients are then small steps.
+  fields["adam_epsilon"] = 1.0  # So small gradients make small steps.
   config, agent = made(name, **fields)
   state, unroll = state_of(name, **fields), unroll_of(agent)
   four = jax.tree.map(lambda x: x[:, :4], unroll._replace(core_state=()))

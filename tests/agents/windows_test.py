@@ -45,7 +45,7 @@ def test_windows_determine_the_needs(fields, window, learned_steps):
 
 
 def test_a_return_of_continuous_actions_is_one_transition():
-  """Windows serve any network and any actions, such as those of a critic."""
+  """Windows need neither Q-values nor discrete actions."""
   n, burn_in = 3, 2
   one_return = windows.Windows(transitions=n, n_step=n, burn_in=burn_in)
   unroll = unroll_of(one_return.needs.window)

@@ -24,7 +24,7 @@ _PRINT_SECONDS = 2.0
 
 
 def of(config: base.Config) -> base.Config:
-  """Returns the config of an audited agent with the same values."""
+  """Returns the audited agent's config, with the values of `config`."""
   for kind in (A2C, DQN, PPO, VTRACE):
     if type(config) is kind.__base__:
       values = {
@@ -37,7 +37,7 @@ def of(config: base.Config) -> base.Config:
 
 
 def audited(agent: base.Agent) -> base.Agent:
-  """Makes an agent that sees only `state` of observations; audits batches."""
+  """Makes an agent audit its batches, and see only `state` of observations."""
   audit = Audit(once=agent.needs.window is None)
 
   def look(state: base.AgentState, batch: types.Tree) -> None:
@@ -100,7 +100,7 @@ class Audit:
     """Checks a batch of windows `[L, B]` with their origins `[L, B, 2]`."""
     origin, count = np.moveaxis(np.asarray(origin), -1, 0)
     step_type, reward, discount = map(np.asarray, (step_type, reward, discount))
-    # A program is compiled with zeros, whose origin is 0.
+    # Programs warm up with zeros, whose origin is 0.
     real = (origin != 0).any(0)
     origin, count = origin[:, real], count[:, real]
     step_type, reward = step_type[:, real], reward[:, real]

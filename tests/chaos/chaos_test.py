@@ -12,7 +12,7 @@ from tests.chaos import audit, environment, peers, trial, trials
 
 
 def _windows(count=3):
-  """Returns windows `[4, count]`, in which step 1 of 0 to 3 is a LAST."""
+  """Returns windows `[4, count]` whose step 1 is a LAST and step 2 a FIRST."""
   origin = np.zeros((4, count, 2), np.int32)
   origin[..., 0] = 1 + np.arange(count)
   origin[..., 1] = 7 + np.arange(4)[:, None]
@@ -118,7 +118,7 @@ def _samples(rates):
 
 
 def _recoveries(*faults, of_all=("learner",)):
-  """Returns the recoveries of a trial with these faults and two more.
+  """Returns the recoveries of a trial with these faults and two kills.
 
   The learner is killed at 20 s, recovers after 9 s, and is killed at the end.
   """

@@ -34,7 +34,7 @@ class Environment(dm_env.Environment):
         returns NaN, ends its process or hangs; 0 for never.
     """
     self._rng = np.random.default_rng(seed)
-    # Independent of the seed, so that it is unique even if the seed is not.
+    # Independent of the seed, so that origins differ even if seeds are equal.
     self._origin = 1 + int.from_bytes(os.urandom(4), "little") % (2**31 - 1)
     self._count = 0
     self._fault = None

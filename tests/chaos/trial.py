@@ -27,9 +27,9 @@ from tests.chaos import audit, environment, peers, program
 
 # Number of lines of stderr to keep.
 _KEPT_LINES = 200
-# Kind of a fault of a parameter server, for which all workers wait.
+# Kind of a parameter server's faults. All workers wait for such a server.
 SERVER = "server"
-# Kind of a fault of an environment; it ends a run whose pipeline has no actors.
+# Kind of an environment's faults. They end runs of pipelines without actors.
 ENVIRONMENT = "environment"
 # Kinds of faults of one process.
 _OF_ONE = ("kill", "pause", ENVIRONMENT)
@@ -52,13 +52,13 @@ _LEAVE_SECONDS = 12.0
 _HANGS = "no env step and no update"
 _IDLE_CONNECTIONS = 1500
 _END_SECONDS = 60.0
-# Time for which a process that joins waits for a learner that restarts.
+# Time for which joining processes wait for a learner to restart.
 _GIVE_UP_SECONDS = 45.0
 # Exit statuses after SIGTERM: by seedx, and before seedx handles the signal.
 _ENDED = (128 + signal.SIGTERM, -signal.SIGTERM)
 # Exit statuses of a process that joined: the run has ended; no learner answers.
 _LEFT = (0, 3)
-# A rate has recovered once it reaches this share of its value before the fault.
+# A rate has recovered when it reaches this part of its value before the fault.
 # Rates are measured over `_BACK_SECONDS`.
 _BACK = 0.5
 _BACK_SECONDS = 1.0
@@ -98,7 +98,7 @@ class Plan:
 
 
 class Sample(NamedTuple):
-  """A sample of the learner.
+  """A measurement of the learner process.
 
   Attributes:
     seconds: time since the trial's start.
@@ -371,7 +371,7 @@ class Trial:
     self._start()
 
   def _fill_disk(self) -> None:
-    """Makes writes of the learner fail for some seconds, as on a full disk."""
+    """Lets the learner's writes fail for some seconds, as on a full disk."""
     assert self._learner is not None
     self._wait_for_start()  # A run cannot start on a full disk.
     self._note("disk", "full")
@@ -583,9 +583,9 @@ def recoveries(
 
   They are infinite if the rate never recovered. A fault is left out if the next
   fault or the trial's end prevents its recovery. A fault of one process is also
-  left out if it falls into the recovery of the whole run. From the recovery of
-  the whole run, hangs are subtracted, and pauses that stop the run: those of
-  the learner, and of any process if environments are in `of_all`.
+  left out if it falls into the recovery of the whole run. A recovery of the
+  whole run does not count hangs, nor pauses that stop the run: pauses of the
+  learner, and of any process if `of_all` contains the environments' faults.
 
   Args:
     trial: trial that has ended.
@@ -633,7 +633,7 @@ def recoveries(
 def _back(
   samples: Sequence[Sample], since: float, until: float
 ) -> float | None:
-  """Returns the seconds until the rate recovers; None if it had none before."""
+  """Returns the seconds until the rate recovers; None without earlier rates."""
   earlier = _rates(samples, since - 15.0, since)
   if not earlier:
     return None
@@ -643,7 +643,7 @@ def _back(
 
 
 def cold_start(trial: Trial) -> float:
-  """Returns the seconds from the first start until half of the median rate."""
+  """Returns the seconds until the first start reaches half its median rate."""
   first = [s for s in trial.samples if s.start == 1]
   rates = [(at, x) for at, x in _rates(first, 0.0, np.inf) if x > 0.0]
   threshold = _BACK * float(np.median([rate for _, rate in rates] or [np.inf]))

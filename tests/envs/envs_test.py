@@ -421,7 +421,7 @@ def test_an_action_mask_that_is_missing_or_does_not_fit_is_refused(config):
 def legal_moves(board):
   """Returns whether each move (up, right, down, left) changes the board."""
   legal = []
-  for turns in (1, 2, 3, 0):  # After the turns, each move is one to the left.
+  for turns in (1, 2, 3, 0):  # After these turns, each move is a move left.
     rotated = np.rot90(board, turns)
     left, right = rotated[:, :-1], rotated[:, 1:]
     legal.append(bool(np.any((right > 0) & ((left == 0) | (left == right)))))

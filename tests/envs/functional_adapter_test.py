@@ -56,7 +56,7 @@ def test_memory_chain_returns_1_with_a_memory_and_0_on_average_without():
 
 def test_cued_deep_sea_is_solved_with_a_memory_and_half_of_the_time_without():
   def memoryless(observation, memory):
-    """Follows the cue in step 0; 1 then moves right in half of the episodes."""
+    """Follows the cue in step 0, then takes action 1, whatever the cue was."""
     return np.where(observation[:, 0] == 1, observation[:, -1] > 0, 1)
 
   environment = make("seedx:DeepSea", 1000, size=5, cued=True)

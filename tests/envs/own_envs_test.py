@@ -43,13 +43,13 @@ def fork_server():
 
 @pytest.fixture(autouse=True)
 def workers(fork_server, monkeypatch):
-  """Makes tests fork their worker processes."""
+  """Forks the worker processes of tests."""
   monkeypatch.setattr(child, "subprocess", fork_server)
 
 
 @pytest.fixture
 def interpreters(workers, monkeypatch):
-  """Makes a test start workers as new interpreters, as users' programs do."""
+  """Starts a test's workers as new interpreters, as users' programs do."""
   monkeypatch.setattr(child, "subprocess", subprocess)
 
 
@@ -70,7 +70,7 @@ def start():
 
 
 def run(environment, actions):
-  """Steps environments by actions `[T, B]`; returns the rows `[T + 1, B]`."""
+  """Steps environments with actions `[T, B]`; returns the rows `[T + 1, B]`."""
   rows = [environment.recv()]
   for action in actions:
     environment.send(rows[-1].index, action)
@@ -89,7 +89,7 @@ def assert_rows(rows, env, expected):
 
 
 def counting_rows(seed, actions, discounts=(0.0, 1.0, 1.0)):
-  """Returns `Counting`'s rows; `discounts` is (terminated, truncated, MID)."""
+  """Returns rows of `Counting`; discounts: if terminated, if truncated, MID."""
   rows, episode, step, total, over = [], -1, 0, 0.0, True
   for action in [None, *actions]:
     if over:
@@ -143,7 +143,7 @@ def test_asynchronous_rows_equal_synchronous_ones(start, num_threads):
       row = tree.map_structure(lambda leaf, k=k: leaf[k], tuple(timestep))
       received[env].append((*row, episode_return[k]))
       action.append(actions[(len(received[env]) - 1) % 40, env])
-    # One call sends a single action, the other one two actions.
+    # The first call sends one action, the second call two.
     environment.send(index[:1], np.array(action[:1]))
     environment.send(index[1:], np.array(action[1:]))
   for env in range(7):
@@ -633,7 +633,7 @@ def test_too_many_consecutive_restarts_raise_the_failure(start, capfd):
 
 
 def test_only_ended_episodes_reset_the_count_of_failures(start):
-  """Many steps without a failure do not reset it."""
+  """Many steps without a failure do not reset the count."""
   limit = restarts.Restarts(2, lambda count: 0)
   environment = start("FailsLate", 2, restarts=limit)
   with pytest.raises(RuntimeError, match="no end"):
@@ -742,7 +742,7 @@ def processes_that_send(*written, whole):
 
   Args:
     written: the bytes; each element but the last is a message.
-    whole: whether the last element is a message, too, or raw bytes.
+    whole: whether the last element is a message, not raw bytes.
   """
   *whole_messages, last = written
 
@@ -910,7 +910,7 @@ def test_frames_show_the_current_state_of_environment_0(start):
     assert frame.shape == (4, 6, 3) and frame.dtype == np.uint8
     assert (frame == 10 * step).all()
     environment.send(np.arange(2), np.zeros(2, int))
-  # Rows that arrive before the frame are kept.
+  # `render` keeps rows that arrive before its frame.
   environment.render()
   assert environment.recv().timestep.step_type.tolist() == [FIRST, FIRST]
   with pytest.raises(types.ConfigError, match="render=True"):

@@ -23,7 +23,7 @@ from tests import programs
 FOLDER = programs.ROOT / "examples" / "clusters"
 SHORT = "--total-steps 3000 --envs-per-actor 4 --hidden-sizes 8"
 
-# Runs the command that follows the options, once for each task.
+# A fake `srun`: runs the command after the options, once for each task.
 SRUN = """
 while [ "${1#--}" != "$1" ]; do shift; done
 for k in $(seq 0 $((SLURM_NTASKS - 1))); do
@@ -32,7 +32,7 @@ for k in $(seq 0 $((SLURM_NTASKS - 1))); do
 done
 for task in $tasks; do wait "$task" || exit 1; done
 """
-# Runs a command in the home of a fake machine, or copies files to that home.
+# A fake `gcloud`: runs a command in a machine's home, or copies files to it.
 GCLOUD = """
 import os, pathlib, shutil, subprocess, sys
 words = sys.argv[1:]

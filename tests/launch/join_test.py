@@ -160,7 +160,7 @@ def test_servers_register_addresses_and_keep_their_numbers(tmp_path):
     first.close()
     second.close()
     running.wait_until(lambda: not any(learner.addresses._held))
-    # A server that returns keeps its number; a new one takes the free number.
+    # A server that joins again keeps its number; a new one gets the free one.
     again, welcome = learner.ask(role="server", address="b:1")
     assert welcome["role"] == "server-1"
     other, welcome = learner.ask(role="server", address="c:1")
@@ -225,7 +225,7 @@ class Joiners:
     self.programs.remove(program)
 
   def ended(self, status=0):
-    """Waits until all programs exit with a status; returns their stderr."""
+    """Awaits all programs, checks their status; returns their stderr."""
     errors = [program.communicate(timeout=600)[1] for program in self.programs]
     assert [x.returncode for x in self.programs] == [status] * len(errors), (
       errors
@@ -350,7 +350,7 @@ def test_an_actors_experiment_and_options_must_equal_the_learners(
     assert program[:3] == [path, "-m", "seedx.join"]
     raise SystemExit(join.main(program[3:]))
 
-  # The program that replaces a process runs in this process.
+  # Instead of replacing this process, the program runs in it.
   monkeypatch.setattr(os, "execv", execute)
   options = {"agent": "vtrace", "td_lambda": 1.0}
   with Learner(tmp_path, ROLES[:1], "impala", **options) as learner:

@@ -33,7 +33,8 @@ def test_instances_run_until_they_are_stopped_and_ignore_signals(tmp_path):
   processes = _start(tmp_path, count=2)
   children = _children() - before
   assert len(children) == 2
-  while _marks(tmp_path) < 2:  # The first signals arrive as they start.
+  # The first signals arrive while the children start.
+  while _marks(tmp_path) < 2:
     for child in children:
       for number in signals.ENDING:
         child.send_signal(number)
@@ -79,7 +80,7 @@ def test_a_process_exits_only_when_stopped_and_removes_the_folder(
   processes = instances.Processes([node], str(sockets))
   (child,) = _children() - before
   running.wait_until(lambda: _marks(marks) == 1)
-  # Time to exit, if the process did not have to remove the folder.
+  # By then a process that does not wait for the stop would have exited.
   time.sleep(0.5 if returns else 0.0)
   assert child.status() != psutil.STATUS_ZOMBIE
   processes.stop(timeout_seconds=300)
@@ -207,7 +208,7 @@ class _FakeRay:
     return "done"
 
   def run(self, times, stops=False):
-    """Runs a learner that dies `times` times; with `stops`, a signal came."""
+    """Runs a learner that dies `times` times, after a signal if `stops`."""
     self.starts, self.times = 0, times
     stop, ending = threading.Event(), signals.Ending()
     if stops:
@@ -238,7 +239,7 @@ def test_rare_deaths_and_kills_do_not_end_a_run(monkeypatch):
   for _ in range(50):
     died = instance.now + 20.0
     assert instance.restart_after(20.0, -9) == died
-  instance.restart_after(3.0, 2)  # It has worked, so its config is right.
+  instance.restart_after(3.0, 2)  # It has run before, so its config is right.
   with pytest.raises(RuntimeError, match="worker died"):
     for _ in range(6):
       instance.restart_after(2.0, -9)  # A lack of memory looks like this.

@@ -198,7 +198,7 @@ def test_a_run_continues_when_an_actor_and_a_machine_die(
 def test_the_learner_continues_when_its_machine_dies(
   machines, security, tmp_path
 ):
-  """A signal to the driver, which started the learner, stops it in order."""
+  """A signal to the driver stops the learner, which it started, in order."""
   words = ["--launcher", "ray", "--ray-address", machines.address]
   words += ["--learner-on-cluster", "--learner-resources", "actors=1"]
   words += ["--actor-resources", "actors=1", "--num-actors", "2"]
@@ -320,7 +320,7 @@ def test_a_server_runs_the_code_that_its_own_learner_names(env):
 
 @pytest.mark.slow
 def test_a_cluster_that_other_machines_could_reach_is_not_used(monkeypatch):
-  """A cluster that refuses this process is not used either."""
+  """The first cluster can be reached; the second refuses this process."""
   module = pytest.importorskip("ray")
   monkeypatch.setenv("RAY_AUTH_TOKEN", "own")
   ended = []

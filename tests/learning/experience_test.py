@@ -94,7 +94,7 @@ def unrolls(numbers):
 
 
 def drawn(sample):
-  """Returns the windows of a core's part, as `(unroll, start)` pairs."""
+  """Returns windows in a core's part of a batch, as `(unroll, start)` pairs."""
   unroll, start = (
     np.asarray(x)[0].tolist()
     for x in (sample.unroll.version, sample.unroll.action)
@@ -337,7 +337,7 @@ def with_priorities(index, priority=1.0, changed=()):
   """Returns shares whose windows have priorities.
 
   Args:
-    index: number of the shares.
+    index: index of the shares, as in `shares_of`.
     priority: priority of all windows, except those in `changed`.
     changed: pairs of an index `(core, unroll, window)` and a priority.
   """
@@ -382,7 +382,7 @@ def masses(source, core):
   }
 
 
-# The order in which batches that are taken together are reported.
+# The order of the reports of batches that were taken together.
 @pytest.mark.parametrize("order", [(0,), (2, 0, 1)])
 def test_new_priorities_reach_the_windows_of_their_batch(order):
   """Several batches may be taken before the first is reported."""

@@ -52,7 +52,7 @@ def plain(agent, rate):
 def agent_of():
   """Returns an agent that normalizes observations.
 
-  Metrics `first` and `second` are random numbers of the first and last core.
+  The metric `first` is a random number of the first core, `second` of the last.
   """
   config = vtrace.Config(
     hidden_sizes=(8,), reward_scale=1.0, normalize_observations=True
@@ -186,7 +186,7 @@ def test_micro_batches_and_cores_learn_the_same_as_the_whole_batch(
 
 
 def test_all_batches_count_alike_in_the_statistics():
-  """All steps of a batch that are learned from count alike, too."""
+  """All learned steps of a batch count alike, too."""
   batches = []
   for seed in range(5):
     timestep = unroll_of(seed).inputs.timestep
@@ -425,7 +425,7 @@ def test_a_restored_learner_continues_exactly(num_cores):
   lines = [run(x, [unroll_of(), unroll_of(5)]) for x in (learner_, other)]
   check = chex.assert_trees_all_equal if num_cores == 2 else assert_close
   check(*(jax.device_get(x.state) for x in (learner_, other)))
-  # These do not depend on the number of cores.
+  # These metrics do not depend on the number of cores.
   for name in ("first", "learner_steps", "learned_steps"):
     assert lines[0][name] == lines[1][name]
   assert (lines[0]["second"] == lines[1]["second"]) == (num_cores == 2)
@@ -606,7 +606,7 @@ def priority_of(update, unroll, start):
 
 
 class Prioritized:
-  """A prioritized replay of two cores, with the expected weights."""
+  """A prioritized replay of two cores, and its expected priorities."""
 
   def __init__(self):
     config = experience_test.replay_config(
@@ -628,7 +628,7 @@ class Prioritized:
     ]
 
   def learned(self, batch):
-    """Sets the expected weights after one more update."""
+    """Sets the expected priorities after one more update."""
     for core, part in enumerate(batch.parts):
       for window in experience_test.drawn(part):
         self.expected[core][window] = priority_of(self._learned, *window)

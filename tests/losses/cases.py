@@ -85,7 +85,7 @@ def ppo(
 
 
 def q_learning(*arguments, **setting):
-  """Computes the loss; its last argument is the importance weight."""
+  """Calls `losses.q_learning`; the last argument is the importance weight."""
   *arguments, importance_weight = arguments
   return losses.q_learning(
     *arguments, importance_weight=importance_weight, **setting
@@ -190,7 +190,7 @@ def joined(one, other):
 
 @functools.cache
 def all_streams():
-  """Returns streams of equal length by name, so that one program runs."""
+  """Returns streams by name, equally long, so that they share one program."""
   resets = streams.random_stream(streams.THREE_RESETS, seed=9)
   first = resets["step_type"] == streams.FIRST
   # dm_env has None in FIRST steps. A NaN spreads to whatever depends on it.

@@ -22,7 +22,7 @@ def test_losses_import_no_heavy_packages():
 
 
 def test_libraries_are_not_traced_when_they_are_imported(tmp_path):
-  """If they were, their constants would be tracers, useless after the trace."""
+  """A library imported in a trace would keep tracers instead of constants."""
   for module, function in (
     ("rlax", "n_step_bootstrapped_returns"),
     ("distrax", "MultivariateNormalDiag"),

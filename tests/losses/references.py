@@ -33,7 +33,7 @@ def per_episode(of_one, stream, at_reset):
 
 
 def return_inputs(stream, values=None):
-  """Returns the arrays of a stream from which returns are computed."""
+  """Returns those arrays of a stream that determine returns."""
   names = "values", "reward", "discount", "step_type"
   stream = {name: stream[name] for name in names}
   return stream if values is None else stream | {"values": values}
@@ -166,7 +166,7 @@ def vtrace(
     return total
 
   def advantage(s, v, r, d, log_ratio):
-    # The paper has no lambda here; this mixes the target and V by lambda.
+    # The paper has no lambda here; `after` mixes the target and V by lambda.
     after = lambda_ * target(s + 1, v, r, d, log_ratio)
     after += (1 - lambda_) * v[s + 1]
     rho = min(clip_pg_rho_threshold, np.exp(log_ratio[s]))

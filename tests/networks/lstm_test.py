@@ -39,7 +39,7 @@ def test_lstm_matches_a_loop(dtype, tolerance):
   rng = np.random.default_rng(0)
   features = rng.normal(size=(LENGTH, BATCH, 3)).astype(np.float32)
   step_type = np.full((LENGTH, BATCH), MID, np.uint8)
-  # Environments reset at the first step, later, never, and repeatedly.
+  # Environments 0 to 3 reset at the first step, later, never, and repeatedly.
   step_type[0, 0] = step_type[4, 1] = FIRST
   step_type[3:6, 3] = FIRST
   step_type[6, 1] = int(dm_env.StepType.LAST)  # No reset.

@@ -33,7 +33,7 @@ UNIFORM = replay.Config(**REPLAY)
 PRIORITIZED = replay.PrioritizedConfig(**REPLAY)
 LSTM = {"recurrent": True, "normalize_observations": True, **SMALL}
 SEQUENCES = {"lstm_size": 8, "n_step": 2, "burn_in": 2, "sequence_length": 6}
-# An agent, its replay, and the number of seeds that train at once.
+# An agent, its replay, and the number of seeds that train together.
 CELLS = {
   "ppo": (ppo.Config(epochs=2, minibatches=2, **SMALL), None, 2),
   "a2c-lstm-normalized": (a2c.Config(**LSTM), None, 1),
@@ -74,7 +74,7 @@ def saved(made):
 
 @functools.cache
 def trained(name):
-  """Trains; returns the process, its states before and after, and measures."""
+  """Trains; returns the process, the states before and after, and metrics."""
   agent, replay, num_seeds = CELLS[name]
   options = {"replay": replay, "num_seeds": num_seeds, "seed": 7}
   made = config_of(anakin, agent, **options).learn(process.Context())
@@ -126,7 +126,7 @@ def test_runs_from_the_same_start_or_checkpoint_are_bitwise_equal(name):
     assert np.any((one > 0) & (one != other))
 
 
-# Not with a prioritized replay, from which `sync` samples one batch ahead.
+# Without the prioritized replay, since `sync` samples it one batch ahead.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dqn", "ppo", SLOW[0]])
 def test_ten_updates_are_the_same_as_in_sync(name):
@@ -166,7 +166,7 @@ def test_ten_updates_are_the_same_as_in_sync(name):
 
 @pytest.mark.slow
 def test_eight_devices_compute_the_gradients_of_one():
-  """One device learns from the unroll of the eight, whose actions differ."""
+  """One device learns from the unroll that the eight devices have made."""
   agent = a2c.Config(transformation=lambda: optax.sgd(0.1), **SMALL)
   config = config_of(anakin, agent, devices=8, num_envs=16)
   training = training_lib.Training(config)

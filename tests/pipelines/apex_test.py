@@ -110,7 +110,7 @@ def test_the_replay_ratio_sets_the_number_of_updates(ran):
   last = run.sink.lines[-1]
   learned = REPLAY.replay_batch_size * last["learner_steps"]
   states = run.learner._source.states
-  steps = BATCH * T  # The steps that each batch adds to the replay.
+  steps = BATCH * T  # Steps that a batch of unrolls adds.
   batches = sum(int(state.ring.inserted) for state in states) // BATCH
   # Learning begins with enough experience, and keeps its ratio from then on.
   ratio, size = REPLAY.replay_ratio, REPLAY.replay_batch_size

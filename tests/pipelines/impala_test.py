@@ -81,8 +81,8 @@ def test_every_unroll_is_learned_from_once_and_in_order(ran):
   steps = jax.tree.map(lambda x: x[:, :count], tuple(sent[:-1]))
   core_state = jax.tree.map(lambda x: x[:count], sent.core_state)
   chex.assert_trees_all_equal(tuple(learned), (*steps, core_state))
-  # The other unrolls were in transit when the run ended: an unfinished share,
-  # and shares that waited for the inbox, were in it, or were taken from it.
+  # The other unrolls were in transit when the run ended: in an unfinished
+  # share, or in shares before, in and after the inbox.
   left = sent.action.shape[1] - count
   assert left < 4 * BATCH
   last = run.sink.lines[-1]
@@ -149,7 +149,7 @@ def test_each_actor_has_its_own_slots_and_seeds(ran):
 
 def test_all_cores_have_the_same_parameters(ran):
   run, _ = ran
-  # `_state` has the copies of all cores, `state` only the first one.
+  # `_state` has the copies of all cores, `state` only the first copy.
   for leaf in jax.tree.leaves(run.learner._state):
     shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
     assert len(shards) == len(run.config.learner.learner_devices)

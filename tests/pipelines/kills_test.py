@@ -33,7 +33,7 @@ _RESUMED = "resumed.jsonl"
 def rounds(
   pipeline: str, count: int, run_dir: pathlib.Path
 ) -> collections.Counter[str]:
-  """Kills a run until it has resumed `count` times; counts what it restored."""
+  """Kills a run until `count` resumes; counts those that restored all bits."""
   rng, counts = random.Random(0), collections.Counter()
   folder, log = checkpointer.directory(run_dir), run_dir / _RESUMED
   saved = checkpoint.Checkpoints(folder)
@@ -44,7 +44,7 @@ def rounds(
     try:
       steps = saved.steps()
       if expected and rng.random() < 0.2:
-        # Kills the run before it resumes, or while it does.
+        # Kills the run before or while it resumes.
         time.sleep(rng.uniform(0.0, 8.0))
         continue
       if expected:
@@ -86,7 +86,7 @@ def _count(saved: checkpoint.Checkpoints, seen: set[int]) -> int:
 
 
 def _digest(content: np.ndarray) -> str:
-  """Returns a digest of an item, whatever the order of arrays and the time."""
+  """Returns an item's digest, which ignores the time and the arrays' order."""
   digest = hashlib.sha256()
   for name, array in sorted(checkpoint.from_bytes(content).items()):
     if name.endswith("wall_seconds"):
@@ -117,7 +117,7 @@ def _wait(program, condition):
 
 
 def _lines(log: pathlib.Path) -> list[dict[str, str]]:
-  """Returns the digests by item of each run that has resumed."""
+  """Returns the digests by item, a dict for each resume."""
   text = log.read_text() if log.exists() else ""
   return [json.loads(line) for line in text.splitlines()]
 

@@ -61,7 +61,7 @@ def shard_of(agent, max_staleness=10):
 
 
 class Servers:
-  """Shards on servers of this process, which can stop and restart empty."""
+  """Shards on servers of this process; a server can stop, and restart empty."""
 
   def __init__(self, folder, agent, size, num_shards):
     self.addresses = [f"unix:{folder}/{k}" for k in range(num_shards)]

@@ -40,7 +40,7 @@ CELLS = [
   *(("a3c", name) for name in ("a2c", "vtrace", "dqn", "rainbow")),
   *((p, name) for p in ("gorila", "apex") for name in REPLAYED),
 ]
-# The tests of each other pipeline include a small training.
+# The tests of all pipelines except A3C include a small training.
 FAST = [("a3c", "a2c")]
 # To a pipeline, agents differ only in what they need: whole batches, windows,
 # sequences or priorities. These cells cover all needs.
@@ -215,7 +215,7 @@ def test_each_agent_learns_in_each_of_its_pipelines(
 
 
 def watch_warm_up(monkeypatch):
-  """Returns a set for names of warm-ups; whether this thread is warming up."""
+  """Returns a set for warm-ups' names, and whether this thread is in one."""
   warmed, of_thread = set(), threading.local()
 
   def watch(where, name, warming):

@@ -169,7 +169,7 @@ def test_a_restored_run_continues_its_counts_with_new_seeds(
     "env_frames",
   ):
     values = [last_saved[name], *(line[name] for line in lines)]
-    # The last update is counted only once it has ended.
+    # Equal if no update has ended between two lines.
     assert values == sorted(values), name
     assert values[-1] > values[0], name
   assert last["env_steps"] >= 2 * STEPS
@@ -292,7 +292,7 @@ def test_evaluations_decide_which_checkpoint_is_the_best(tmp_path, monkeypatch):
     run.acted.add(left, np.array([float(env_steps)]), np.ones(1))
     kept.check_after(1)
     assert evaluation.started[-1] == env_steps == run.acted.env_steps
-    for _ in range(3):  # The evaluation takes longer than three checkpoints.
+    for _ in range(3):  # Three checkpoints before the evaluation ends.
       run.acted.add(1, np.array([]), np.array([]))
       kept.check_after(101)
     assert env_steps in checkpoints.steps()
@@ -367,7 +367,7 @@ def finished(tmp_path_factory):
 def test_the_previous_checkpoint_replaces_a_damaged_newest_one(
   finished, tmp_path, capfd
 ):
-  """Resumes and loaded policies use it, even if the damaged one is the best."""
+  """Resuming, and loading the newest or the best, use the previous one."""
   run_dir = tmp_path / "run"
   shutil.copytree(finished, run_dir)
   folder, step = checkpointer.directory(run_dir), steps_of(run_dir)[-1]
@@ -481,7 +481,7 @@ def test_total_steps_can_be_raised(finished):
   words = ["--resume", str(finished), "--total-steps", "512"]
   # Options that do not affect the state may change.
   words += ["--checkpoint-every-seconds", "60", "--log-seconds", "0.1"]
-  # Options with their first values may be repeated.
+  # Options may be repeated with their first values.
   assert programs.main(a2c, [*words, *_SMALL]) == 0
   assert steps_of(finished)[-1] >= 512
   assert first in steps_of(finished)

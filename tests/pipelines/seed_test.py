@@ -94,7 +94,8 @@ def test_trains_on_every_kind_of_observation_and_action(
     env=envs.Config(env_id, options, info_keys),
     total_steps=400,
     num_actors=1,
-    actor_batch_size=2,  # EnvPool is asynchronous: half steps, half waits.
+    # EnvPool is asynchronous: a batch has rows of 2 of the 4 environments.
+    actor_batch_size=2,
     micro_batches=2,
   )
   with running.Running(config) as run:

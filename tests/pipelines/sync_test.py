@@ -54,7 +54,7 @@ def config_of(name, fields=None, **changes):
 
 @dataclasses.dataclass(frozen=True)
 class After:
-  """The counts after a step of all environments."""
+  """Counts and metrics after one step of all environments."""
 
   updates: int
   env_steps: int
@@ -64,7 +64,7 @@ class After:
 
 
 def train(config):
-  """Trains; returns the process, and an `After` of every step."""
+  """Trains; returns the process, and an `After` for each step."""
   made, seen = running.Own(config), []
   with running.compiled() as compiled:
     for _ in made.process.steps():
@@ -92,7 +92,7 @@ def trained(name):
   return train(config_of(name))
 
 
-# PPO's updates draw random numbers of their own.
+# PPO's updates also draw random numbers, unlike A2C's.
 PPO = pytest.param("ppo", marks=pytest.mark.slow)
 
 
@@ -122,7 +122,7 @@ def test_the_replay_ratio_sets_the_number_of_updates():
   assert unrolls[begin].env_steps >= 40 > unrolls[begin - 1].env_steps
   for now in unrolls[begin:]:
     due = now.env_steps - unrolls[begin - 1].env_steps
-    # Less than a batch is due, plus the resets in the last batch.
+    # Not learned yet: less than a batch, and the last batch's resets.
     assert 0 <= due - now.learned_steps < 2 * 8
     assert now.learned_steps <= now.updates * 8
   assert seen[-1].updates >= 8

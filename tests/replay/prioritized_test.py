@@ -265,7 +265,7 @@ ACTIONS = st.lists(
   st.one_of(
     st.tuples(st.just("add"), st.sampled_from([1, 3])),
     st.tuples(st.just("sample"), st.just(0)),
-    # The number is the age of the batch that is updated.
+    # The number is the age of the batch whose priorities are updated.
     st.tuples(st.just("update"), st.integers(0, 3)),
   ),
   min_size=4,

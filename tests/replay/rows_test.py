@@ -11,7 +11,7 @@ from tests import conftest
 from tests.replay import replay_test
 
 CAPACITY, ALPHA = 24, 0.6
-# L, T, W, unrolls of a share (S), environments (0: in order).
+# L, T, W, S (unrolls of a share), number of environments (0: S, in order).
 SIZES = {
   "transitions": (7, 4, 4, 3, 6),
   "one new step": (4, 1, 4, 3, 5),

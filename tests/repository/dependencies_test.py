@@ -84,7 +84,7 @@ def required():
 
 @pytest.fixture(scope="module")
 def table():
-  """Rows of CONTRIBUTING.md's table: importing folders and reason, by name."""
+  """CONTRIBUTING.md's table: the importing folders and the reason, by name."""
   text = (programs.ROOT / "CONTRIBUTING.md").read_text()
   (section,) = re.findall(r"^## Dependencies$(.*?)^## ", text, re.M | re.S)
   rows = re.findall(r"^\| (`.*) \| (.*) \| (.*) \|$", section, re.M)
@@ -130,7 +130,7 @@ def test_late_modules_are_imported_in_one_file():
 
 @pytest.mark.slow
 def test_late_modules_are_not_loaded_before_they_are_used():
-  """Neither a run's command line, nor an agent, nor EnvPool loads them."""
+  """Command lines of runs, agents and EnvPool do not load these modules."""
   script = f"""
 import sys
 import flax.linen  # Imports Rich.

@@ -115,7 +115,7 @@ def _host_names(source):
     match node:
       case ast.Attribute(value=ast.Attribute(attr="learner"), attr="hosts"):
         continue
-      case ast.Name(id="host"):  # May be the host of a device.
+      case ast.Name(id="host"):  # May be a device's host.
         continue
       case ast.Name(id=str(name)) | ast.Attribute(attr=str(name)):
         pass
@@ -220,7 +220,7 @@ def test_an_allowed_import_is_accepted(module, source):
 
 
 def _graph():
-  """Returns the imports of each module, without packages, which only export."""
+  """Returns each module's imports; packages, which only export, are omitted."""
   sources = dict(_modules())
   packages = {name.rpartition(".")[0] for name in sources}
 

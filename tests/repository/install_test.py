@@ -43,8 +43,8 @@ class Environment:
     )
     self.bin = folder / "bin"
     (site,) = (folder / "lib").glob("python*/site-packages")
-    # Python ignores .pth files in the directory of requirements, such as one
-    # with the path of the repository.
+    # Python ignores .pth files in the directory `requirements`, even one with
+    # the path of the repository.
     requirements = sysconfig.get_paths()["purelib"]
     (site / "requirements.pth").write_text(requirements + "\n")
     self.site = site
@@ -124,7 +124,7 @@ def check(environment, folder, train, evaluate):
 
 
 def module_files(environment, folder, *names):
-  """Returns the files of modules, imported in a folder; "" if missing."""
+  """Imports modules in a folder; returns their files, or "" if missing."""
   script = """
 import importlib, sys
 for name in sys.argv[1:]:

@@ -81,7 +81,7 @@ ALONE = [x for x in commands() if x not in APART]
 
 
 def words_of(command):
-  """Returns a command's words for this Python, for a short training."""
+  """Returns the words of a command for a short training with this Python."""
   program, *words = shlex.split(command)
   assert program in ("seedx", "python")
   if program == "seedx" and words[0] not in (*_TOOLS, "join"):
@@ -151,7 +151,7 @@ def test_a_command_succeeds(command, place):
 
 
 def parse(name, words, monkeypatch):
-  """Checks that a program or an experiment accepts words; does no work."""
+  """Checks that a program or experiment accepts words, without running it."""
   parsed = []
 
   def work(*arguments, **_):
@@ -213,7 +213,7 @@ def test_the_exported_policy_runs_without_seedx(place):
 
 @pytest.mark.long
 def test_a_learner_and_an_actor_train_with_separate_commands(place):
-  """Runs the commands for several machines with a local address."""
+  """Runs the commands for several machines, but with local addresses."""
   learner, actor = APART
   if not (place / "tls").exists():
     (certificates,) = [x for x in ALONE if "certificates" in x]

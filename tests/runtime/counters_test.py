@@ -154,7 +154,7 @@ def test_environments_that_leave_are_not_waited_for():
   second.add(2, slice(None), score, np.ones(2))
   assert acted.measure()["episode_return"] is None
   first.leave()
-  # If all leave at the end of a run, a biased mean must stay hidden.
+  # When environments leave at a run's end, a biased mean must stay hidden.
   assert acted.measure()["episode_return"] is None
   second.add(2, slice(None), nothing, np.ones(2))
   assert acted.measure()["episode_return"] is None
@@ -247,7 +247,7 @@ def test_only_many_skipped_updates_in_a_row_end_a_run():
   assert learned.steps == 1
   other = counters.Learned()
   other.restore(learned.saved())
-  other.check()  # A resume ends a row of skipped updates.
+  other.check()  # A resume ends a series of skipped updates.
   assert other.measure()["updates_skipped"] == 199
 
 

@@ -140,8 +140,8 @@ def test_schedules_and_ratios_follow_env_steps(
   assert env_steps <= np.sum(counted) <= env_steps + remote
   # On average, each step is learned from once.
   assert last["learned_steps"] == pytest.approx(env_steps, rel=0.05)
-  # Schedules follow env steps in all lines. With a replay, they begin when
-  # learning does, and an unroll that is not complete is not in the replay yet.
+  # Schedules follow env steps in all lines. With a replay, schedules begin when
+  # learning does, and an unfinished unroll is not in the replay yet.
   replayed = name.startswith(pipelines_test.REPLAYED)
   update = 40 if "r2d2" in name else 8 if replayed else BATCH_STEPS
   # Workers of A3C see each other's updates later.

@@ -62,7 +62,7 @@ def test_a_stop_ends_the_waits_of_threads_before_other_hosts_agree():
   def work():
     context.stop.set()
     assert channel.get() == []
-    # A learner would set it after the update for which the other hosts wait.
+    # A learner would set `over` after the update that the other hosts await.
     context.hosts.over.set()
 
   running_lib.run(

@@ -120,7 +120,7 @@ class Log:
 
   Attributes:
     env_steps: `[rows + 1]`; entry k counts the env steps of the first k rows.
-    ends: lists of the (return, length) of the episodes that end with each row.
+    ends: a list for each row: (return, length) of each episode that ends there.
   """
 
   def __init__(self, environments, reported=None):

@@ -252,7 +252,7 @@ def test_a_connection_has_a_limit_of_refused_and_reset_calls(
     if how == "answered":
       assert all(call_reaches_python() for _ in range(limit))
       return
-    # Some calls do not count: a reset can look like the end of the requests.
+    # A reset can look like the end of the requests; such a call does not count.
     assert not all(call_reaches_python() for _ in range(limit))
     with wire.Client(server.address) as other:
       other.call("same", {"x": np.zeros(1, np.bool_)}, ONE, ONE, 300)

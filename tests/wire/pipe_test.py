@@ -169,7 +169,7 @@ def test_clients_without_a_secret_do_not_delay_others(
     secret = listener.expect()
     pipe.connect(f"{tmp_path}/sock", secret, 1000)
     assert listener.wait(secret, 1000) is not None
-    assert silent[0].recv(1) == b""  # Closed to make room.
+    assert silent[0].recv(1) == b""  # The listener closed it to make room.
 
 
 def test_a_client_without_a_secret_is_closed_after_a_while(

@@ -31,7 +31,7 @@ class Tries:
   """
 
   def __init__(self, clock, *ends):
-    """Takes statuses, None for OK, ("accepted", status); the last repeats."""
+    """Takes None (OK), a status, or ("accepted", status); repeats the last."""
     self.count, self._clock, self._ends = 0, clock, ends
 
   def __call__(self, client):
@@ -68,7 +68,7 @@ def test_a_waiting_client_prints_one_line_after_a_while(
   clock, monkeypatch, capfd
 ):
   for quiet_seconds, printed in (
-    (30.0, ""),  # The client gives up earlier.
+    (30.0, ""),  # The client gives up before it prints.
     (5.0, "actor: waiting for unix:/nowhere: no\n"),
   ):
     monkeypatch.setattr(reconnect, "_QUIET_SECONDS", quiet_seconds)

@@ -135,7 +135,7 @@ def test_a_client_without_the_token_gets_one_error_for_all_methods(
       )
   assert not calls
   printed = capfd.readouterr().err
-  # The server prints one line; it only counts further calls within a minute.
+  # The server prints one line; further calls within a minute are only counted.
   refused = "refused 1 call(s) without the run's token, the last"
   assert printed.count(refused) == 1
 
@@ -244,7 +244,7 @@ def test_a_mistake_is_reported_once_and_ends_the_client(
 def test_a_foreign_certificate_of_a_parameter_server_is_reported(
   files, hasty, capfd
 ):
-  """The coordinator reports the certificate as it sends the restored state."""
+  """It is reported when the coordinator sends the restored state."""
   agent = parameter_server_test.adding_agent()
   start = agent.start(np.zeros(4, np.float32), 0)
   agent = dataclasses.replace(agent, init=lambda _: start)
@@ -286,7 +286,7 @@ class Silent:
 )
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_missing_server_is_not_a_mistake(there, tls, files, monkeypatch):
-  """Nor are a silent server, a tunnel to no server, and a working server."""
+  """Silent servers, tunnels to nothing and working servers are none, either."""
   monkeypatch.setattr(security_lib, "_PROBE_SECONDS", 0.3)
   security = client_of(files["ours"]) if tls else wire.Security()
   with contextlib.ExitStack() as opened:
@@ -326,7 +326,7 @@ def test_only_a_mistake_that_lasts_half_a_minute_ends_the_client(
 def test_a_client_waits_for_a_file_that_is_missing_for_a_while(
   files, tmp_path, capfd
 ):
-  """A server has accepted the client before."""
+  """The client was accepted before the file disappeared."""
   token, elsewhere = tmp_path / "token", tmp_path / "elsewhere"
   token.write_text((files["ours"] / "token").read_text())
   security = client_of(files["ours"], token_file=str(token))

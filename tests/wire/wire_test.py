@@ -699,7 +699,7 @@ def test_stop_ends_a_blocked_call(server, client, name):
 
 def test_a_client_that_leaves_closes_its_session(server, client, caplog):
   for leave in ["stream", "client"]:
-    for value in [1, 7]:  # Idle, and blocked in a call.
+    for value in [1, 7]:  # An idle and a blocked session.
       leaving = wire.Client(server.address)
       stream = leaving.stream("session", Requests(value), LAYOUT, LAYOUT)
       session = server.sessions[-1]
