@@ -34,7 +34,7 @@ class Rates:
     learner_network: bytes per second of a learner host's network.
     bus_bytes: bus bandwidth of an all-reduce between hosts, bytes per second.
     exchange_seconds: seconds of a small all-reduce between two hosts.
-    act: rows per second of acting alone on an accelerator, by batches.
+    act: rows per second of acting alone on an accelerator, 1,024 a batch.
     learn: env steps per second of learning alone on an accelerator.
     on_device: env steps per second of environments, acting and learning on one
       accelerator (`anakin_ppo`).

@@ -152,7 +152,7 @@ def execute(
       coalesce_streams=True,
     )
     try:
-      # `cleanup_kc` ends the kernel, although the client did not make it.
+      # Without `cleanup_kc`, the kernel of a given manager would live on.
       client.execute(env=_environment(kernels), cleanup_kc=True)
     finally:
       for cell, source in zip(built.cells, sources, strict=True):

@@ -94,8 +94,8 @@ def setting(
       resumes; learner hosts may differ, too. "process": in each process, as an
       address does; `--resume` does not take it from `config.json`. "start": at
       each start, such as what is printed; it is not in `config.json`.
-    low: smallest value, or element of a tuple; None for `-MAX_VALUE`.
-    high: largest value; None for `MAX_VALUE`. Without `low` and `high`, any
+    low: minimum, in a tuple of each element; None for `-MAX_VALUE`.
+    high: maximum, likewise; None for `MAX_VALUE`. Without `low` and `high`, any
       value is allowed.
     labels: whether runs with different values are different groups in a plot;
       a sweep searches only such settings.
@@ -248,7 +248,7 @@ class Unroll(NamedTuple):
   Attributes:
     inputs: `[L, B, ...]`, the network's inputs.
     action: `[L, B, ...]`, the actions taken.
-    extras: `[L, B, ...]`, `AgentOutput.extras`; () once they are not needed.
+    extras: `[L, B, ...]`, `AgentOutput.extras`; () once no longer needed.
     version: `[L, B]` int32, the version of the parameters that acted.
     core_state: `[B, ...]`, core state before the first step.
   """

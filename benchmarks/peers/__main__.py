@@ -34,7 +34,7 @@ from seedx.metrics import cpu_time
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _HERE = pathlib.Path(__file__).parent
-# One PPO for all libraries that have it.
+# PPO's settings, as in the other libraries.
 _PPO = "--unroll-length 32 --epochs 4 --minibatches 4 --learning-rate 0.0025"
 _PPO += " --towers apart --clip-values"
 _SAME_PPO = "512 environments x 32 steps, 4 epochs of 4 minibatches"

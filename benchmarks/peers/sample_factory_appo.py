@@ -2,8 +2,8 @@
 
   python sample_factory_appo.py EPOCHS TRAIN_DIRECTORY
 
-The settings are those of its own EnvPool examples that a small vector needs,
-with two workers, which sample while the learner learns.
+The settings are those of its own EnvPool examples, as far as they apply to a
+small observation vector. Two workers sample while the learner learns.
 """
 
 import sys

@@ -287,8 +287,8 @@ class Inference:
     self._act = jax.jit(
       functools.partial(_act, agent, sizes.layout), donate_argnums=0
     )
-    # Makes a share from its first unrolls: an array of zeros would take as long
-    # to fill as the unrolls take to copy.
+    # Makes a share's arrays from its first unrolls, padded. To fill them with
+    # zeros first would take as long as this copy.
     self._begin = jax.jit(functools.partial(unroll_store.unrolls, sizes.layout))
     self._add = jax.jit(
       functools.partial(unroll_store.collect, sizes.layout), donate_argnums=1

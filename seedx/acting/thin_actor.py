@@ -70,7 +70,7 @@ class Work:
   def of(
     cls, address: str, options: Mapping[str, Any], security: wire.Security
   ) -> Self:
-    """Makes the work from `options`, the learner's settings in JSON's types."""
+    """Makes a `Work` from the learner's settings, as JSON returns them."""
 
     def config(kind: type[C]) -> C:
       fields = [x.name for x in dataclasses.fields(kind)]  # type: ignore

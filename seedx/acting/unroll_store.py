@@ -62,7 +62,7 @@ class Layout:
     return -(-self.length // self.period)
 
   def finished(self, counts: np.ndarray) -> np.ndarray:
-    """Returns `[B]` bool, whether the step of each count ends an unroll."""
+    """Returns `[B]` bool: whether step `counts`, from 0, ends an unroll."""
     since_first = counts - (self.length - 1)
     return (since_first >= 0) & (since_first % self.period == 0)
 

@@ -28,7 +28,7 @@ class StepResult(NamedTuple):
 
   Attributes:
     inputs: `[B, ...]`, the network's inputs.
-    core_state: `[B, ...]`, core state before the step, after resets.
+    core_state: `[B, ...]`, core state that the step received, after resets.
     output: the action and its extras.
     acting_state: `[B, ...]`, state for the next step.
   """

@@ -49,7 +49,7 @@ class AgentState:
     return self.updates - self.resets
 
   def count_resets(self, fraction: jax.Array | float) -> "AgentState":
-    """Counts a batch's resets; `fraction`, `[]`, of its steps are no resets."""
+    """Counts as resets all but `fraction`, `[]`, of a batch's steps."""
     return dataclasses.replace(self, resets=self.resets + (1.0 - fraction))
 
 

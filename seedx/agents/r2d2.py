@@ -14,7 +14,7 @@ from seedx.agents import dqn
 from seedx.agents import model as model_lib
 from seedx.agents import windows as windows_lib
 
-# The replay for training. Batches are small, since a sequence has many steps.
+# The replay's config. Batches are small, since a sequence has many steps.
 REPLAY = replay.PrioritizedConfig(
   replay_batch_size=32, priority_exponent=0.9, importance_exponent=0.6
 )

@@ -83,8 +83,8 @@ class Windows:
     stored_state: whether a window that is a whole unroll begins with the
       memory's state from acting. All other windows begin with the state at an
       episode's start.
-    priority_max_share: eta; a window's priority is eta times its largest TD
-      error plus 1 - eta times their mean. TD errors of resets count as 0.
+    priority_max_share: eta; a window's priority is eta * max(|TD error|) +
+      (1 - eta) * mean(|TD error|). TD errors of resets count as 0.
   """
 
   transitions: int | None

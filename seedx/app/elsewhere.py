@@ -1,4 +1,4 @@
-"""A learner on a machine of a cluster, or on another if that machine dies."""
+"""A learner on a machine of a cluster; if it dies, on another machine."""
 
 import functools
 import pathlib

@@ -77,9 +77,9 @@ class Config:
       observation, which becomes a dict, `{"observation": ..., key: ...}`.
     action_mask: the entry of the observation or of `info` that is nonzero for
       each legal discrete action. If the default entry is missing or does not
-      fit the actions, all are legal. Any other entry must exist. A mask for
-      several choices is separate, `[choices, values]`, or joint, with a number
-      for each combination, which is then one action of the agent.
+      fit the actions, all are legal. Any other entry must exist. With
+      several choices, the mask is `[choices, values]`, or joint: an entry for
+      each combination, which is then one action of the agent.
     observation_transform: MODULE:FUNCTION of yours that maps observations `[B,
       ...]` to what the agent sees, in NumPy.
   """

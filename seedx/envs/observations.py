@@ -146,7 +146,7 @@ def action_spec(
     if shape == ():
       return dm_env.specs.DiscreteArray(int(maximum) + 1, np.int32, "action")
     return dm_env.specs.BoundedArray(shape, np.int32, 0, maximum, "action")
-  # A missing bound is infinite, or the largest number of the dtype.
+  # No bound: infinity, or the largest number of the dtype.
   finite = np.all(np.abs([low, high]) < np.finfo(np.float32).max)
   if dtype.kind != "f" or len(shape) != 1 or not finite:
     return None

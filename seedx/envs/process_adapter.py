@@ -64,7 +64,7 @@ class ProcessEnvironment:
     )
     self._name, self._render = config.env, render
     self._restarts = restarts
-    # The file stays open for processes that replace others.
+    # The file stays open, for processes that replace dead ones.
     self._memory = child.new_memory()
     transform = env_config.load_transform(config)
     self._processes: list[child.Child] = []

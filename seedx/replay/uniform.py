@@ -50,8 +50,8 @@ class Uniform:
 
   An unroll of length L has L - window + 1 windows. With a `period` T, unroll
   k + 1 of an environment begins T steps after unroll k, and shares the rows of
-  L - T steps with it. It is stored as a whole if the replay does not have
-  unroll k: the environment's first unroll, and the first one after a gap. While
+  L - T steps with it. If the replay lacks unroll k, unroll k + 1 is stored as a
+  whole: the environment's first unroll, and the first one after a gap. While
   many unrolls are stored as a whole, there is room for fewer than `capacity`.
 
   Attributes:

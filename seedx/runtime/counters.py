@@ -369,8 +369,8 @@ class Skipped:
       raise RuntimeError(
         "expected updates with finite results, found a NaN or an infinity in"
         f" {self._in_a_row} in a row; all of them were skipped, and the"
-        " checkpoints are good. Look for observations or rewards that are not"
-        " finite or very large, then --resume with a smaller --learning-rate or"
+        " checkpoints are good. Look for observations or rewards that are very"
+        " large or not finite, then --resume with a smaller --learning-rate or"
         f" --reward-scale{types.see('numbers-that-are-not-finite')}"
       )
 

@@ -104,8 +104,8 @@ JSON object. If the server's object then has a `pipe` of 32 hexadecimal digits:
     first column that differs.
   * INVALID_ARGUMENT: a message does not follow its layout (magic, protocol,
     reserved, rows, size), or has a number outside its range; the details have
-    the expected and the actual value. Nothing in the message is learned from or
-    counted.
+    the expected and the actual value. The message is neither counted nor
+    used to learn.
   * RESOURCE_EXHAUSTED: the method already has `max_streams` calls; or a stream
     from the same host was silent, and other hosts have 5 s to take its place;
     or a request is larger than the layout allows (with a pipe), or more than

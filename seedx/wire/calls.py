@@ -10,7 +10,7 @@ from seedx import trees, types
 PATH_PREFIX = "/seedx/"
 METADATA_KEY = "seedx-layout-bin"
 METADATA_BYTES = 1 << 20
-# A client loses its place if its next message is due for this long. It may need
+# A client loses its place if its next message is this late. It may need
 # minutes to compile, to reset a slow simulator, or to step it for an unroll; a
 # stream that has no content for longer sends empty messages.
 SILENT_SECONDS = 300.0

@@ -145,7 +145,7 @@ class _Arrival:
   is_over: bool = False  # The secret is complete, or the client has left.
 
   def receive(self, connected: socket.socket) -> None:
-    """Adds the bytes that have arrived, maybe a part of the secret."""
+    """Adds those bytes of the secret that have arrived so far."""
     try:
       more = connected.recv(pipe_lib.SECRET_BYTES - len(self.secret))
     except BlockingIOError:

@@ -33,7 +33,7 @@ class Pipes:
     self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
 
   def wait(self, descriptor: int, *, send: bool = False) -> None:
-    """Calls the function again, when the pipe can receive (or can `send`).
+    """Calls `ready` again, once the pipe can receive; if `send`, can send.
 
     Does nothing for a pipe that was removed.
     """

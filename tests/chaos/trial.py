@@ -27,7 +27,7 @@ from tests.chaos import audit, environment, peers, program
 
 # Number of lines of stderr to keep.
 _KEPT_LINES = 200
-# Kind of a parameter server's faults. All workers wait for such a server.
+# Kind of a parameter server's faults. They make all workers wait.
 SERVER = "server"
 # Kind of an environment's faults. They end runs of pipelines without actors.
 ENVIRONMENT = "environment"

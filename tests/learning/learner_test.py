@@ -200,7 +200,7 @@ def test_all_batches_count_alike_in_the_statistics():
 
 @pytest.mark.parametrize(("num_cores", "micro_batches"), [(1, 1), (2, 4)])
 def test_resets_count_neither_as_steps_nor_in_the_lag(num_cores, micro_batches):
-  """Parts of a batch have different numbers of resets."""
+  """Micro-batches and cores differ in their numbers of resets."""
   unroll, other = unroll_of(), unroll_of(seed=5)
   version = -np.arange(LENGTH * BATCH, dtype=np.int32).reshape(LENGTH, BATCH)
   learner_ = make(num_cores, micro_batches)

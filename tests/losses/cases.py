@@ -222,7 +222,7 @@ def all_streams():
 def results(name):
   """Returns the results of all settings, and a loss's Jacobians, by stream.
 
-  The Jacobian of a part is `[T, ...]`, d part_t / d argument_i.
+  For a loss's part they are d part_t / d argument_i, `[T, ...]`.
   """
   case, names = CASES[name], list(all_streams())
   batch = jax.tree.map(lambda *x: np.stack(x), *all_streams().values())

@@ -33,7 +33,7 @@ def per_episode(of_one, stream, at_reset):
 
 
 def return_inputs(stream, values=None):
-  """Returns those arrays of a stream that determine returns."""
+  """Selects the arrays from which returns are computed."""
   names = "values", "reward", "discount", "step_type"
   stream = {name: stream[name] for name in names}
   return stream if values is None else stream | {"values": values}

@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments and resume bitwise.
+"""Runs killed at random moments, which resume bit for bit.
 
 Half of the kills happen while a checkpoint is written. Gorila's checkpoints
 have no replays: its workers fill new ones.

@@ -109,7 +109,7 @@ def test_each_requirement_has_a_correct_row(required, table):
   assert {*table} == set().union(*required.values())
   files_of = {}
   for module, files in imported().items():
-    files_of |= dict.fromkeys(distributions().get(module, ()), files)
+    files_of |= dict.fromkeys(distributions().get(module, {module}), files)
   for name, (where, reason) in table.items():
     files = files_of.get(name, set())
     for folder in re.findall(r"`([\w/.]+)`", where):

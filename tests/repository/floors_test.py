@@ -1,4 +1,4 @@
-"""Tests that imports only go down the floors, and thin actors need no JAX."""
+"""Tests that no import goes up a floor, and thin actors need no JAX."""
 
 import ast
 import pathlib

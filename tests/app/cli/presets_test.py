@@ -19,7 +19,7 @@ ENVS = ("CartPole-v1", "Pendulum-v1", "Pong-v5")
 # Fields in which an experiment's agent differs from the defaults of its class,
 # and why.
 OF_EXPERIMENTS = {
-  # A3C's optimizer, whose mean squares all workers share.
+  # A3C's optimizer: all workers share its mean squares.
   **{("a3c", agent): {"optimizer"} for agent in ("a2c", "ppo")},
   ("a3c", "vtrace"): {"optimizer", "td_lambda"},
   # Asynchronous n-step Q-learning, with the network of A3C's other agents.
