@@ -2,16 +2,20 @@
 
   python -m benchmarks.actors ADDRESS ACTORS ROWS KIND
 
-`benchmarks.scale` starts this program, which loads no JAX. Each actor connects,
+`running` starts this program, which loads no JAX. Each actor connects,
 and connects again after a loss, as any thin actor does. One thread sends the
 messages of all actors that are connected, then receives their actions. The
 program prints the time, by `time.monotonic`, when it begins, and whenever all
 actors have become connected and have received actions.
 """
 
+import contextlib
+import os
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import NoReturn
 
 import dm_env
@@ -61,6 +65,25 @@ def messages(kind: str, rows: int) -> list[types.Rows]:
     total = np.where(ends, np.float32(0), np.float32(np.nan))
     canned.append(types.Rows(row, timestep, total))
   return canned
+
+
+@contextlib.contextmanager
+def running(
+  address: str, number: int, rows: int, kind: str
+) -> Iterator[subprocess.Popen[bytes]]:
+  """Runs this program, which also ends if the calling process dies."""
+  words = [address, str(number), str(rows), kind]
+  process = subprocess.Popen(
+    [sys.executable, "-m", "benchmarks.actors", *words],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    bufsize=0,
+  )
+  try:
+    yield process
+  finally:
+    process.kill()
+    process.wait()
 
 
 class Actors:
@@ -171,11 +194,18 @@ class _Connected:
 
 
 def main() -> NoReturn:
-  """Runs the actors that the command line describes until killed."""
+  """Runs the actors of the command line until the standard input ends."""
   address, number, rows, kind = sys.argv[1:]
+  threading.Thread(target=_exit_with_input, daemon=True).start()
   print(time.monotonic(), flush=True)
   Actors(address, int(number), int(rows), kind).run()
   raise SystemExit
+
+
+def _exit_with_input() -> NoReturn:
+  while os.read(sys.stdin.fileno(), 1):
+    pass
+  os._exit(0)
 
 
 if __name__ == "__main__":

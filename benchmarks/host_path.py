@@ -17,7 +17,6 @@ import contextlib
 import functools
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,9 +27,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks import actors, watched
+from benchmarks import actors, served, watched
 from seedx import types
-from seedx.acting import inference, inference_server, thin_actor
+from seedx.acting import inference, inference_server
 from seedx.agents import vtrace
 from seedx.app import devices as devices_lib
 from seedx.runtime import counters
@@ -66,7 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   with _serving(options, devices) as address:
     for thread in threads.values():
       thread.start()
-    with _actors(options, address):
+    number = options.streams // options.processes
+    with contextlib.ExitStack() as stack:
+      for _ in range(options.processes):
+        running = actors.running(address, number, options.rows, _kind(options))
+        stack.enter_context(running)
       _print_costs(options, acted, devices)
     devices.close()
     for thread in threads.values():
@@ -79,27 +82,8 @@ def without_device_work(
 ) -> inference.Devices:
   """Returns an inference device whose programs compute nothing."""
   spec = actors.spec(_kind(options))
-  config = thin_actor.Config(
-    num_actors=options.streams, envs_per_actor=options.rows
-  )
   agent = vtrace.Config(hidden_sizes=(8,)).make(spec)
-  parameters = jax.jit(lambda key: agent.acting(agent.init(key)))(
-    jax.random.key(0)
-  )
-  devices = inference.Devices(
-    inference.Config(),
-    agent,
-    spec,
-    config,
-    acted,
-    returns_are_sums=True,
-    period=_UNROLL_LENGTH,
-    share_size=max(1, config.num_envs // 2),
-    newest=lambda device: (parameters, 0),
-    sink=lambda share: True,
-    waiting=lambda device: contextlib.nullcontext(),
-    rng_key=jax.random.key(1),
-  )
+  devices = served.devices_of(agent, spec, options.streams, options.rows, acted)
   (device,) = devices.devices
   # The real programs' arguments, of which they only return the store.
   device._act = jax.jit(_act_nothing, donate_argnums=0, keep_unused=True)
@@ -131,25 +115,6 @@ def _serving(
     service.bind(server)
     with server:
       yield server.address
-
-
-@contextlib.contextmanager
-def _actors(options: argparse.Namespace, address: str) -> Iterator[None]:
-  streams = str(options.streams // options.processes)
-  words = [address, streams, str(options.rows), _kind(options)]
-  processes = [
-    subprocess.Popen(
-      [sys.executable, "-m", "benchmarks.actors", *words],
-      stdout=subprocess.DEVNULL,
-    )
-    for _ in range(options.processes)
-  ]
-  try:
-    yield
-  finally:
-    for process in processes:
-      process.kill()
-      process.wait()
 
 
 def _print_costs(
@@ -197,4 +162,5 @@ def _of_threads() -> dict[str, float]:
 
 
 if __name__ == "__main__":
+  watched.end_on_signals()
   sys.exit(main())

@@ -183,9 +183,13 @@ def sync(work: Work, rates: Rates, hosts: int) -> Limits:
     4 * work.parameters * work.optimizer_steps,
     _PPO_EXCHANGES * work.optimizer_steps,
   )
-  alone_seconds = work.batch_steps * work.environment / rates.cores
-  alone_seconds += work.batch_steps * work.times_learned / rates.learn
-  return _in_turn(work, hosts, alone_seconds, exchange_seconds, ENVIRONMENTS)
+  stepping_seconds = work.batch_steps * work.environment / rates.cores
+  device_seconds = work.batch_steps * (
+    1 / rates.act + work.times_learned / rates.learn
+  )
+  longer = ENVIRONMENTS if stepping_seconds > device_seconds else DEVICE
+  alone_seconds = stepping_seconds + device_seconds
+  return _in_turn(work, hosts, alone_seconds, exchange_seconds, longer)
 
 
 def anakin(work: Work, rates: Rates, hosts: int) -> Limits:

@@ -9,7 +9,6 @@ step is good to about 10% on a busy machine, where rates are not.
 
 import argparse
 import contextlib
-import signal
 import sys
 import tempfile
 import time
@@ -52,19 +51,24 @@ def main(argv: Sequence[str] | None = None) -> int:
       for run in runs
     ]
     watched.wait(programs, _updates, options.limit)
-    start_seconds = time.monotonic() + options.settle
-    end_seconds = start_seconds + options.seconds
+    begin_seconds = time.monotonic() + options.settle
     others = cpu_time.Others()
     watched.wait(
-      programs, lambda x: x.samples[-1].seconds >= end_seconds, options.limit
+      programs,
+      lambda x: watched.has_lasted(x, begin_seconds, options.seconds),
+      options.limit,
     )
+    cores = (
+      others.cores
+    )  # Some processes end without a parent that counts them.
   costs = []
   for program in programs:
-    start = next(x for x in program.samples if x.seconds >= start_seconds)
+    start = watched.first_after(program, begin_seconds)
+    assert start is not None
     costs.append(watched.cost(start, program.samples[-1]))
   print(watched.table(_HEADER, map(_row, runs, costs)))
-  if others.cores is not None:
-    print(f"\nOther programs kept {others.cores:.2f} cores busy.")
+  if cores is not None:
+    print(f"\nOther programs kept {cores:.2f} cores busy.")
   return 0
 
 
@@ -79,6 +83,5 @@ def _row(run: watched.Run, cost: watched.Cost) -> list[str]:
 
 
 if __name__ == "__main__":
-  # The programs end, too, if this one is terminated.
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  watched.end_on_signals()
   sys.exit(main())

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -111,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--seconds", type=float, default=2.0)
   options = parser.parse_args(argv)
   names = options.only.split(",")
+  if unknown := set(names) - set(PARTS):
+    parser.error(f"expected --only of {PARTS}, found {sorted(unknown)}")
   devices.compute_on_own_threads()
   print(_machine(), flush=True)
   start_seconds = time.monotonic()
@@ -212,7 +214,7 @@ def serving(
       server.receive()
     address = first.ask(f"unix:{folder}/s" if transport == _UNIX else _ANY_PORT)
     clients = [
-      stack.enter_context(_client(address, share, num_rows, kind))
+      stack.enter_context(actors.running(address, share, num_rows, kind))
       for share in (number - number // _CLIENTS, number // _CLIENTS)
     ]
     begin = min(_time_from(client) for client in clients)
@@ -230,24 +232,6 @@ def serving(
   return Serving(load, connected - begin, back, client_cpu / load.seconds)
 
 
-@contextlib.contextmanager
-def _client(
-  address: str, number: int, num_rows: int, kind: str
-) -> Iterator[subprocess.Popen[bytes]]:
-  """Runs `benchmarks.actors`."""
-  words = [address, str(number), str(num_rows), kind]
-  process = subprocess.Popen(
-    [sys.executable, "-m", "benchmarks.actors", *words],
-    stdout=subprocess.PIPE,
-    bufsize=0,
-  )
-  try:
-    yield process
-  finally:
-    process.kill()
-    process.wait()
-
-
 def _time_from(client: subprocess.Popen[bytes]) -> float:
   """Returns the next time that a client prints."""
   assert client.stdout is not None
@@ -255,7 +239,10 @@ def _time_from(client: subprocess.Popen[bytes]) -> float:
     raise RuntimeError(
       f"not all actors were connected after {_PATIENCE_SECONDS:g} s"
     )
-  return float(client.stdout.readline())
+  line = client.stdout.readline()
+  if not line:
+    raise RuntimeError("the actors' process has ended")
+  return float(line)
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -59,7 +59,7 @@ class Process:
   """A server in a process of its own."""
 
   def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
-    """Starts `target(connection, *arguments)`; `ready` waits for it."""
+    """Starts `target(connection, *arguments)`; `receive` waits for it."""
     context = multiprocessing.get_context("spawn")
     self._here, there = context.Pipe()
     self._process = context.Process(
@@ -117,21 +117,7 @@ def act(
   agent = vtrace.Config(hidden_sizes=hidden_sizes).make(
     spec, None, base.Horizon.of(10**9, 1)
   )
-  acting = jax.jit(lambda key: agent.acting(agent.init(key)))(jax.random.key(0))
-  acting_devices = inference.Devices(
-    inference.Config(),
-    agent,
-    spec,
-    thin_actor.Config(num_actors=number, envs_per_actor=rows),
-    counters.Acted(),
-    returns_are_sums=True,
-    period=_UNROLL_LENGTH,
-    share_size=max(1, number * rows // 2),
-    newest=lambda device: (acting, 0),
-    sink=lambda share: True,
-    waiting=lambda device: contextlib.nullcontext(),
-    rng_key=jax.random.key(1),
-  )
+  acting_devices = devices_of(agent, spec, number, rows, counters.Acted())
   for thread in acting_devices.threads.values():
     threading.Thread(target=thread, daemon=True).start()
   while not acting_devices.measure()[_WAIT]:  # It is compiling.
@@ -146,6 +132,39 @@ def act(
   message_bytes = inputs.message_bytes(rows) + outputs.message_bytes(rows)
   for seconds in _questions(asked):
     asked.send(_load(server, message_bytes, seconds))
+
+
+def devices_of(
+  agent: base.Agent,
+  spec: types.EnvironmentSpec,
+  number: int,
+  rows: int,
+  acted: counters.Acted,
+) -> inference.Devices:
+  """Returns one inference device, whose parameters stay the same.
+
+  Args:
+    agent: the agent that acts.
+    spec: specification of the environments.
+    number: number of actors.
+    rows: number of environments of each actor.
+    acted: counters of their steps.
+  """
+  acting = jax.jit(lambda key: agent.acting(agent.init(key)))(jax.random.key(0))
+  return inference.Devices(
+    inference.Config(),
+    agent,
+    spec,
+    thin_actor.Config(num_actors=number, envs_per_actor=rows),
+    acted,
+    returns_are_sums=True,
+    period=_UNROLL_LENGTH,
+    share_size=max(1, number * rows // 2),
+    newest=lambda device: (acting, 0),
+    sink=lambda share: True,
+    waiting=lambda device: contextlib.nullcontext(),
+    rng_key=jax.random.key(1),
+  )
 
 
 def serve_parameters(

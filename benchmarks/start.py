@@ -7,7 +7,6 @@ programs can only add to the CPU time of a start.
 """
 
 import argparse
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,8 +22,8 @@ class Start(NamedTuple):
   """The start of a run.
 
   Attributes:
-    first_line: CPU seconds of all processes until the console's first line.
-    first_update: CPU seconds of all processes until the first update.
+    first_line: CPU seconds of running processes at the first line.
+    first_update: CPU seconds of running processes at the first update.
     wall: seconds until the first update.
   """
 
@@ -75,6 +74,5 @@ def _has_learned(program: watched.Program) -> bool:
 
 
 if __name__ == "__main__":
-  # The programs end, too, if this one is terminated.
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  watched.end_on_signals()
   sys.exit(main())

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from seedx import types
+from seedx import signals, types
 from seedx.app.runs import run_dirs
 from seedx.metrics import cpu_time
 
@@ -250,6 +250,25 @@ def wait(
         " program's end"
       )
     time.sleep(_POLL_SECONDS)
+
+
+def first_after(program: Program, seconds: float) -> Sample | None:
+  """Returns a program's first sample at `seconds` or later, if there is one."""
+  return next((x for x in program.samples if x.seconds >= seconds), None)
+
+
+def has_lasted(program: Program, begin_seconds: float, seconds: float) -> bool:
+  """Returns whether samples span some seconds from `begin_seconds` on."""
+  start = first_after(program, begin_seconds)
+  if start is None:
+    return False
+  return program.samples[-1].seconds - start.seconds >= seconds > 0
+
+
+def end_on_signals() -> None:
+  """Makes each signal that ends this program also end what it has started."""
+  for number in signals.ENDING:
+    signal.signal(number, signal.default_int_handler)
 
 
 def cost(start: Sample, end: Sample) -> Cost:

@@ -132,8 +132,9 @@ def check_settings(config: object) -> None:
     if bounds is not None:
       for element in value if isinstance(value, tuple | list) else (value,):
         check_range(name, element, *bounds)
-    choices = typing.get_args(kinds[name])
-    if typing.get_origin(kinds[name]) is Literal and value not in choices:
+    kind = kinds.get(name)
+    choices = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal and value not in choices:
       raise ConfigError(
         f"expected {name} {' or '.join(choices)}, found {value}"
       )
@@ -141,8 +142,14 @@ def check_settings(config: object) -> None:
 
 @functools.cache
 def _kinds(config_class: type) -> Mapping[str, object]:
-  """Returns the types of settings, also where annotations are text."""
-  return typing.get_type_hints(config_class)
+  """Returns the types of settings, also where annotations are text.
+
+  It is empty if an annotation names a type that is not imported at run time.
+  """
+  try:
+    return typing.get_type_hints(config_class)
+  except NameError:
+    return {}
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:

@@ -14,11 +14,11 @@ the lowest and the highest value of the turns.
 import argparse
 import collections
 import datetime
+import itertools
 import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -157,11 +157,19 @@ _REPLAY_HEADER = (
 
 
 class Result(NamedTuple):
-  """A watched program: its cost, and its last return and env steps."""
+  """A watched program.
+
+  Attributes:
+    cost: cost of its env steps.
+    episode_return: its last return; None if unknown.
+    env_steps: its last number of env steps.
+    others: number of cores that other programs kept busy; None if unknown.
+  """
 
   cost: watched.Cost
   episode_return: float | None
   env_steps: float
+  others: float | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -169,15 +177,15 @@ def main(argv: Sequence[str] | None = None) -> int:
   options = _parser().parse_args(argv)
   pythons = {"seedx": sys.executable, **_pairs(options.python)}
   sources = _pairs(options.source)
-  others, start_seconds = cpu_time.Others(), time.monotonic()
+  start_seconds = time.monotonic()
   trained = _trained(options, pythons, sources)
   rows = _replays(options, pythons)
   seconds = time.monotonic() - start_seconds
   print(f"\n{datetime.date.today()}, {seconds / 60:.0f} minutes", end="")
-  if others.cores is not None:
-    print(
-      f", in which other programs kept {others.cores:.2f} cores busy", end=""
-    )
+  results = itertools.chain.from_iterable(trained.values())
+  busy = [x.others for x in results if x.others is not None]
+  if busy:
+    print(f", in which other programs kept {max(busy):.2f} cores busy", end="")
   print(f".\n{_versions(pythons, sources)}.\n")
   print(watched.table(_HEADER, (_row(*each) for each in trained.items())))
   print()
@@ -207,22 +215,22 @@ def measure(
       started = run.start(python, folder)
     with started as program:
       watched.wait([program], _has_learned, options.limit)
-      start_seconds = time.monotonic() + options.settle
-
-      def is_over(program: watched.Program) -> bool:
-        start = _first_after(program, start_seconds)
-        if start is None:
-          return False
-        return program.samples[-1].seconds - start.seconds >= options.seconds
-
-      watched.wait([program], is_over, options.limit)
-    start = _first_after(program, start_seconds)
+      begin_seconds = time.monotonic() + options.settle
+      others = cpu_time.Others()
+      watched.wait(
+        [program],
+        lambda x: watched.has_lasted(x, begin_seconds, options.seconds),
+        options.limit,
+      )
+      cores = others.cores
+    start = watched.first_after(program, begin_seconds)
     last = program.samples[-1]
     assert start is not None
     return Result(
       watched.cost(start, last),
       last.progress.episode_return,
       last.progress.env_steps,
+      cores,
     )
 
 
@@ -380,13 +388,6 @@ def _has_learned(program: watched.Program) -> bool:
   )
 
 
-def _first_after(
-  program: watched.Program, seconds: float
-) -> watched.Sample | None:
-  return next((x for x in program.samples if x.seconds >= seconds), None)
-
-
 if __name__ == "__main__":
-  # The programs end, too, if this one is terminated.
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  watched.end_on_signals()
   sys.exit(main())

@@ -211,8 +211,9 @@ class Learner:
     self._stop = stop or threading.Event()
     self._acting = jax.jit(agent.acting)
     # Whether the acting parameters are arrays of the state.
-    self._acts_with_state = not (
-      jax.make_jaxpr(agent.acting)(self._state).jaxpr.eqns
+    program = jax.make_jaxpr(agent.acting)(self._state).jaxpr
+    self._acts_with_state = all(
+      any(output is x for x in program.invars) for output in program.outvars
     )
     on_core = self._on_core(agent)
     self._update: updates.Program = (
@@ -236,10 +237,9 @@ class Learner:
       self.cores,
       config.queue_capacity if isinstance(config, InboxConfig) else 1,
     )
-    acting_on = acting_on or self.cores[:1]
-    self._published = published_lib.Published(acting_on)
+    self._published = published_lib.Published(acting_on or self.cores[:1])
     self.blocking = blocking.Blocking(
-      self.cores, acting_on, micro_batches, self._is_updating
+      self.cores, acting_on or (), micro_batches, self._is_updating
     )
     self.publish()
 

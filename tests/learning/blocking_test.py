@@ -125,3 +125,19 @@ def test_micro_batches_divide_the_unrolls_of_a_core(agent, expected):
   learner = learner_test.make(1, agent=agent())
   learner._zeros(learner.shares(learner_test.unroll_of()))
   assert learner.blocking.divisible == expected
+
+
+def test_a_learner_without_acting_devices_measures_no_waits(monkeypatch):
+  """Actors of IMPALA and Ape-X act in their own processes."""
+  acting_on = []
+  blocking_of = blocking.Blocking
+
+  def recorded(cores, devices, *arguments):
+    acting_on.append(tuple(devices))
+    return blocking_of(cores, devices, *arguments)
+
+  monkeypatch.setattr(blocking, "Blocking", recorded)
+  learner_test.make(1)
+  (device,) = learner_test.make(1).cores
+  learner_test.make(1, acting_on=[device])
+  assert acting_on == [(), (), (device,)]

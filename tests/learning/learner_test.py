@@ -136,6 +136,17 @@ def run(learner_, unrolls):
   return learner_.measure()
 
 
+def test_acting_parameters_may_have_constants():
+  agent = agent_of()
+  with_constant = dataclasses.replace(
+    agent, acting=lambda state: (agent.acting(state), 0.5)
+  )
+  learner_ = make(agent=with_constant)
+  parameters, constant = learner_.acting()
+  assert constant == 0.5
+  assert_close(parameters, make(agent=agent).acting())
+
+
 def num_env_steps(unroll):
   """Returns the number of env steps of an unroll, counted one by one."""
   step_type = unroll.inputs.timestep.step_type

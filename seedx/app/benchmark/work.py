@@ -23,7 +23,7 @@ import numpy as np
 
 from seedx import envs, sharding, types
 from seedx.acting import local_actor, unroll_store
-from seedx.agents import acting_step, base
+from seedx.agents import acting_step, base, model
 from seedx.app import devices
 from seedx.app.studies import trials
 from seedx.envs import config as env_config
@@ -262,7 +262,9 @@ def actor(
     of all unrolls, None if the agent has no priorities.
   """
   spec = envs.spec(config.env)
-  agent = config.plan.agent(config.agent, spec)
+  on_cpu = isinstance(config, impala.Config)
+  agent_config = model.on_cpu(config.agent) if on_cpu else config.agent
+  agent = config.plan.agent(agent_config, spec)
   layout = unroll_store.Layout.of(agent, sizes.period, sizes.slots)
   programs = local_actor.Programs(agent, spec, layout)
   key, version = jax.random.key(0), np.int32(0)

@@ -552,3 +552,8 @@ def test_choices_are_checked_where_annotations_are_text():
   types.check_settings(chosen("other"))
   with pytest.raises(types.ConfigError, match="mode one or other, found third"):
     types.check_settings(chosen("third"))
+
+
+def test_annotations_without_a_type_at_run_time_are_accepted():
+  odd = dataclasses.make_dataclass("Odd", [("mode", "NotImported", "one")])
+  types.check_settings(odd("other"))
