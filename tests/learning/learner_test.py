@@ -486,6 +486,7 @@ def test_an_update_begins_with_one_state_on_the_devices(how, monkeypatch):
     patch.setattr(pending, "is_ready", lambda nest: False)
     learner_.learn(batches[0])
     if how == "ends":
+      jax.block_until_ready(learner_._state)
       patch.setattr(pending, "is_ready", is_ready)
     learner_.learn(batches[1])
   assert is_kept == [True, how == "runs"]
