@@ -2,12 +2,12 @@
 
   python -m benchmarks.accelerator --minutes 10 --output-dir accelerator
 
-The program measures EnvPool alone on the CPU's cores, and trains on Atari's
-Pong for three minutes. Then it measures other pipelines on Pong, with their
-share of EnvPool's rate; CartPole with 2^13 environments; `anakin_ppo` with 2^11
-to 2^15 environments; and acting and learning, each alone on the accelerator.
-Each run and each of these parts has a process of its own and a time limit, so
-that a failure does not affect the others. After each row, the program rewrites
+The program measures EnvPool alone on the CPU's cores. Then it runs
+`seed_vtrace` on Atari's Pong for three minutes. Shorter runs follow: other
+pipelines on Pong, CartPole with 2^13 environments, and `anakin_ppo` with 2^11
+to 2^15. Acting and learning are also measured, each alone on the accelerator.
+Runs and other measurements have separate processes with time limits, so that a
+failure does not affect the rest. After each measurement, the program rewrites
 `table.md` in the output directory.
 `benchmarks/accelerator.sh` also installs seedx, within the same ten minutes.
 """
@@ -44,7 +44,7 @@ _SEED = (
 )
 _SYNC = f"ppo --env Pong-v5 --num-envs 256 --env-threads {_CORES}"
 _CARTPOLE = "--env seedx:CartPole-v1"
-# The first runs, and the seconds of each after its first update.
+# The first runs, and the seconds that each lasts after its first update.
 RUNS = (
   (_SEED, 190),
   (f"impala {_PONG} --envs-per-actor 16 --batch-size 32", 15),
@@ -61,7 +61,7 @@ MORE_RUNS = (
   (f"{_SEED} --image-torso impala --compute-dtype bfloat16", 15),
   (f"{_SEED} --compute-dtype bfloat16", 15),
 )
-# For acting and learning alone: options, and rows of a batch of inference.
+# For acting and learning alone: options, and number of rows for acting.
 _ALONE = (
   ("", 128),
   ("", 1024),
@@ -90,7 +90,7 @@ class Row:
       unknown.
     learner: mean number of cores that the learner's process kept busy.
     others: mean number of cores that all other processes of the run kept busy.
-    of_environments: share of the highest rate of EnvPool alone on Pong; None
+    of_environments: `rate` over the highest rate of EnvPool alone on Pong; None
       for other environments.
     note: further observations.
   """
@@ -116,7 +116,7 @@ class Busy:
   """Samples of the utilization of an NVIDIA GPU."""
 
   def __init__(self) -> None:
-    """Starts to sample five times a second if there is an NVIDIA GPU."""
+    """Starts sampling every 0.2 s if there is an NVIDIA GPU."""
     self._samples: list[tuple[float, float]] = []
     self._process: subprocess.Popen[str] | None = None
     if shutil.which("nvidia-smi"):
@@ -129,7 +129,7 @@ class Busy:
       threading.Thread(target=self._read, daemon=True).start()
 
   def share(self, start_seconds: float, end_seconds: float) -> float | None:
-    """Returns the mean between two monotonic times, 0 to 1; None if unknown."""
+    """Returns the mean share in a time span, 0 to 1; None if unknown."""
     shares = [
       share
       for seconds, share in list(self._samples)
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--only",
     default="",
-    help="comma-separated texts; measure only runs and parts that contain one",
+    help="measure only runs and parts whose names contain one of the texts A,B",
   )
   parser.add_argument("--part", help=argparse.SUPPRESS)
   options = parser.parse_args(argv)
@@ -206,7 +206,7 @@ class _Session:
     return self._failed
 
   def share(self, words: str, rate: float) -> float | None:
-    """Returns a run's share of the rate of EnvPool alone; None if unknown."""
+    """Returns `rate` over EnvPool's rate alone on Pong; None if unknown."""
     is_known = self._alone and "Pong" in words
     return rate / self._alone if is_known else None
 
@@ -252,7 +252,7 @@ class _Session:
       raise RuntimeError(f"{part!r} ended with status {process.returncode}")
 
   def _run(self, words: str, seconds: float) -> Iterator[Row]:
-    """Measures a run in the second half of `seconds` after its first update."""
+    """Runs for `seconds` after the first update; measures the second half."""
     trial = trials.Trial(
       f"{len(self._rows)}-{self._failed}", work.words_of(words, "")
     )
@@ -287,7 +287,7 @@ def _rate(samples: Sequence[runs.Sample]) -> float:
 
 
 def _note(lines: Sequence[Mapping[str, Any]], goals: Sequence[float]) -> str:
-  """Returns medians of some metrics, and the times of each goal, as text."""
+  """Returns medians of metrics, and when each goal was reached, as text."""
   last = lines[-1]
   first = next(x for x in lines if x["learner_steps"])
   notes = [
@@ -328,7 +328,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _environments_alone() -> Iterator[Row]:
-  """Measures EnvPool with random actions, with the sizes of two runs."""
+  """Measures EnvPool with random actions, and with the sizes of two runs."""
   for words in (_SEED, _SYNC):
     config = work.config_of(words, "")
     sizes = work.sizes_of(config)
@@ -369,7 +369,7 @@ def _learning(words: str, unrolls: int = 32) -> Row:
 def _timed(
   call: Callable[[], object], finish: Callable[[], object]
 ) -> tuple[str, float]:
-  """Returns a note on the time of a call, and the seconds of a call."""
+  """Returns a note on the cost of a call, and its mean seconds."""
   first = time.monotonic()
   for _ in range(5):  # The first two calls may compile.
     call()

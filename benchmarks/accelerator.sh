@@ -6,6 +6,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python3 -m venv .venv
 .venv/bin/pip install -q -e ".[$1]"
-# The installation belongs to the ten minutes.
+# The ten minutes include the installation.
 minutes=$(.venv/bin/python -c "print((600 - $SECONDS) / 60)")
 exec .venv/bin/python -m benchmarks.accelerator --minutes "$minutes" "${@:2}"

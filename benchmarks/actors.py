@@ -1,12 +1,12 @@
-"""Thin actors with canned environments, many in one process.
+"""Many thin actors in one process; canned messages replace environments.
 
   python -m benchmarks.actors ADDRESS ACTORS ROWS KIND
 
-`running` starts this program, which loads no JAX. Each actor connects,
-and connects again after a loss, as any thin actor does. One thread sends the
-messages of all actors that are connected, then receives their actions. The
-program prints the time, by `time.monotonic`, when it begins, and whenever all
-actors have become connected and have received actions.
+`running` starts this program, which loads no JAX. Each actor connects, and
+connects again after its stream was lost, as any thin actor does. One thread
+repeatedly sends a message of each connected actor, then receives their actions.
+The program prints `time.monotonic` when it starts, and whenever the last
+missing actor has received its first actions.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ import numpy as np
 from seedx import types, wire
 from seedx.acting import protocol
 
-# Time steps of an episode; the messages repeat after this number.
+# Number of time steps of an episode, after which the messages repeat.
 _EPISODE = 64
 _SHAPES = {"numbers": ((4,), np.float32), "frames": ((84 * 84,), np.uint8)}
 NUMBERS, FRAMES = _SHAPES
 
 
 def spec(kind: str) -> types.EnvironmentSpec:
-  """Returns an environment's spec.
+  """Returns the specification of an environment with these observations.
 
-  `NUMBERS` are the observations of CartPole. `FRAMES` have the size of one
-  frame of Atari, as a vector, so that an MLP computes the actions.
+  `NUMBERS` are vectors as in CartPole. `FRAMES` are vectors with the size of
+  one frame of Atari, so that an MLP computes the actions.
   """
   shape, dtype = _SHAPES[kind]
   return types.EnvironmentSpec(
@@ -44,9 +44,9 @@ def spec(kind: str) -> types.EnvironmentSpec:
 
 
 def messages(kind: str, rows: int) -> list[types.Rows]:
-  """Returns the messages of an actor; the second follows the last one.
+  """Returns an actor's messages; after the last, the second comes again.
 
-  Episodes have `_EPISODE` time steps, and end at different times.
+  First episodes end at different times, later ones every `_EPISODE` steps.
   """
   observation = spec(kind).observation
   row = np.arange(rows, dtype=np.int32)
@@ -90,12 +90,12 @@ class Actors:
   """Actors that connect to one server.
 
   Attributes:
-    times: times at which all actors had become connected and had received
-      actions.
+    times: `time.monotonic` whenever the last missing actor had received its
+      first actions.
   """
 
   def __init__(self, address: str, number: int, rows: int, kind: str) -> None:
-    """Starts to connect."""
+    """Starts the threads that connect."""
     self.times: list[float] = []
     self._address = address
     self._number = number
@@ -164,9 +164,9 @@ class _Connected:
   """An actor that has connected.
 
   Attributes:
-    step: number of actions received.
+    step: number of replies received.
     over: event that is set when the stream has ended.
-    failure: error that ended it, if any.
+    failure: error that ended the stream, if any.
   """
 
   def __init__(self, exchange: wire.Stream) -> None:

@@ -21,17 +21,17 @@ from seedx.app.benchmark.figures import Figure
 from seedx.app.studies import trials
 
 _REPLAY_STEPS = 2**20
-# Seconds by component and figure.
+# Seconds, by the names of a component and of a figure.
 Costs = dict[tuple[str, str], float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Measures the products that the options name; by default the replay."""
+  """Measures the replay, or with `--products` the matrix products."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--seconds", type=float, default=5.0)
-  parser.add_argument("--products", default="", help="experiments, A,B")
+  parser.add_argument("--products", default="", help="experiments A,B")
   parser.add_argument("--output", default="components.jsonl")
   options = parser.parse_args(argv)
   results = figures.Figures(options.output)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _with_a_server(measure: Callable[[float], Costs], seconds: float) -> Costs:
-  """Measures with the settings of a program that has a server."""
+  """Configures JAX as in a learner with a server, then measures."""
   devices.compute_on_own_threads()
   return measure(seconds)
 
@@ -60,8 +60,8 @@ def replay_alone(seconds: float) -> Costs:
   """Measures a prioritized replay of 2^20 steps for some seconds.
 
   Returns:
-    Seconds to add 512 steps of CartPole, to sample 512 windows, to write their
-    new priorities, and for all three.
+    Median seconds to add 512 steps of CartPole, to sample 512 windows and to
+    write their new priorities, and the sum of the three.
   """
   memory = replays.of_seedx(_REPLAY_STEPS, is_prioritized=True)
   fill = _REPLAY_STEPS // replays.BATCH

@@ -4,11 +4,11 @@
   python -m benchmarks.host_path --rows 64 --streams 16 --frames
   python -m benchmarks.host_path --rows 128 --streams 16 --address 127.0.0.1:0
 
-Actors send the rows of canned environments (`actors`), and the device's
-programs are replaced by ones that compute nothing. The rest is the host's work:
-the wire, the checks, the counts, the batches, the calls of the device, and the
-unrolls' bookkeeping. The table has the learner process's CPU time of a message,
-by thread.
+Actors send canned messages (`actors`), and programs that compute nothing
+replace the device's programs. The rest is the host's work: the wire, the
+checks, the counts, the batches, the calls of the device's programs, and the
+bookkeeping of unrolls. The table has the learner process's CPU time for a
+message, by thread.
 """
 
 import argparse
@@ -42,19 +42,21 @@ _WARM_MESSAGES = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Serves canned actors for some seconds, and prints a table."""
+  """Serves actors with canned messages, and prints a table of costs."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--rows", type=int, default=128, help="of a message")
   parser.add_argument("--streams", type=int, default=2)
-  parser.add_argument("--processes", type=int, default=2, help="of the actors")
+  parser.add_argument("--processes", type=int, default=2, help="with actors")
   parser.add_argument("--frames", action="store_true", help="84 x 84 bytes")
   parser.add_argument("--address", default="", help="by default a unix socket")
   parser.add_argument("--seconds", type=float, default=5.0)
   options = parser.parse_args(argv)
   if options.streams % options.processes:
-    raise types.ConfigError("expected as many streams in each process")
+    raise types.ConfigError(
+      "expected --streams to be a multiple of --processes"
+    )
   devices_lib.compute_on_own_threads()
   acted = counters.Acted()
   devices = without_device_work(options, acted)
@@ -85,7 +87,7 @@ def without_device_work(
   agent = vtrace.Config(hidden_sizes=(8,)).make(spec)
   devices = served.devices_of(agent, spec, options.streams, options.rows, acted)
   (device,) = devices.devices
-  # The real programs' arguments, of which they only return the store.
+  # These programs take the real arguments, and return the store or the share.
   device._act = jax.jit(_act_nothing, donate_argnums=0, keep_unused=True)
   share = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), device._shapes)
   begin = jax.jit(lambda share, *rest: share, keep_unused=True)
@@ -148,7 +150,7 @@ def _print_costs(
 
 
 def _of_threads() -> dict[str, float]:
-  """Returns the CPU seconds of this process's threads, by their names."""
+  """Returns the CPU seconds of threads, by their names without numbers."""
   seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
   names = {x.native_id: x.name for x in threading.enumerate()}
   tick = 1 / os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,8 @@
 """Limits of a run on many hosts, from measured and published rates.
 
-Each function returns the env steps per second that each part could carry if
-nothing else limited the run. The least of them is the limit, and its part
-breaks first. docs/scale.md has the formulas in words, and the sources.
+Each pipeline's function returns, for each part of a run, the env steps per
+second that this part could carry if nothing else limited the run. The part with
+the lowest rate breaks first. docs/scale.md has formulas in words, and sources.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 # Gigabits per second in bytes per second.
 _GBIT = 1e9 / 8
-# By part of a run, env steps per second.
+# Env steps per second, by part of a run.
 Limits = Mapping[str, float]
 
 ENVIRONMENTS = "environments"
@@ -34,11 +34,11 @@ class Rates:
     learner_network: bytes per second of a learner host's network.
     bus_bytes: bus bandwidth of an all-reduce between hosts, bytes per second.
     exchange_seconds: seconds of a small all-reduce between two hosts.
-    act: rows per second of acting alone on an accelerator, 1,024 a batch.
+    act: rows per second of acting alone on an accelerator, in batches of 1,024.
     learn: env steps per second of learning alone on an accelerator.
-    on_device: env steps per second of environments, acting and learning on one
-      accelerator (`anakin_ppo`).
-    max_streams: number of streams of one learner process that was measured.
+    on_device: env steps per second of `anakin_ppo`, whose environments, acting
+      and learning are on one accelerator.
+    max_streams: largest measured number of streams of one learner process.
   """
 
   # AWS, m5.8xlarge: 32 virtual CPUs and 10 Gb/s.
@@ -46,7 +46,7 @@ class Rates:
   host_network: float = 10 * _GBIT
   # Google Cloud, A2 and G2: up to 100 Gb/s.
   learner_network: float = 100 * _GBIT
-  # NCCL, per network card of 400 Gb/s.
+  # NCCL, for each network card of 400 Gb/s.
   bus_bytes: float = 46e9
   exchange_seconds: float = 47e-6
   # benchmarks/accelerator.md, one H200.
@@ -62,18 +62,18 @@ class Work:
 
   Attributes:
     environment: CPU seconds to step an environment.
-    act: CPU seconds per env step of acting where actors or workers act.
-    learn: CPU seconds per env step of learning where workers learn.
+    act: CPU seconds of acting per env step, if actors or workers act.
+    learn: CPU seconds of learning per env step, if workers learn.
     message: CPU seconds of the learner's process for a message.
     message_steps: env steps of a message.
     step_bytes: bytes per env step on the wire to the learner.
     fetch: CPU seconds of the learner's process to send all parameters.
     fetch_steps: env steps of an actor between two fetches.
     parameters: number of parameters.
-    batch_steps: env steps of an update, of each learner host.
+    batch_steps: env steps of one update on each learner host.
     times_learned: number of times that an env step is learned from.
-    push: CPU seconds of a parameter server for a gradient, with all parameters
-      on one shard.
+    push: CPU seconds of a parameter server for a gradient, if one shard has all
+      parameters.
     push_alone: the part of `push` that does not shrink with the shard.
     gradient_steps: env steps of a worker between two gradients.
     optimizer_steps: number of optimizer steps of an update.
@@ -99,13 +99,13 @@ class Work:
 def all_reduce_seconds(
   rates: Rates, hosts: int, num_bytes: float, exchanges: int = 1
 ) -> float:
-  """Returns the seconds of the exchanges of an update between hosts.
+  """Returns the seconds in which hosts exchange gradients in one update.
 
       exchanges * exchange_seconds * log2(hosts)
         + 2 (hosts - 1) / hosts * num_bytes / bus_bytes
 
-  The second term is NCCL's definition of the bus bandwidth. The first is an
-  assumption: a tree of hosts, each level as slow as two hosts.
+  The second term follows from NCCL's definition of the bus bandwidth. The first
+  assumes a tree of hosts, each level of which takes as long as two hosts.
   """
   latency = exchanges * rates.exchange_seconds * math.log2(hosts)
   return latency + 2 * (hosts - 1) / hosts * num_bytes / rates.bus_bytes
@@ -122,9 +122,9 @@ def seed(work: Work, rates: Rates, hosts: int) -> Limits:
 
 
 def seed_together(work: Work, rates: Rates, hosts: int) -> Limits:
-  """Returns the limits of SEED with as many learner hosts as carry the actors.
+  """Returns the limits of SEED with as many learner hosts as the actors need.
 
-  The hosts are actor hosts; `learners` returns the number of learner hosts.
+  `hosts` counts actor hosts; `learners` returns the number of learner hosts.
   """
   number = learners(work, rates, hosts)
   limits = {k: number * x for k, x in seed(work, rates, hosts).items()}
@@ -140,7 +140,7 @@ def seed_together(work: Work, rates: Rates, hosts: int) -> Limits:
 
 
 def learners(work: Work, rates: Rates, hosts: int) -> int:
-  """Returns the number of learner hosts that carry SEED's actor hosts."""
+  """Returns the number of learner hosts that SEED's actor hosts need."""
   limits = dict(seed(work, rates, hosts))
   demand = limits.pop(ENVIRONMENTS)
   return max(1, math.ceil(demand / min(limits.values())))
@@ -161,7 +161,7 @@ def impala(work: Work, rates: Rates, hosts: int) -> Limits:
 def gorila(work: Work, rates: Rates, hosts: int, shards: int) -> Limits:
   """Returns the limits of Gorila with parameter servers on hosts of their own.
 
-  Gradients and parameters have the same size, in opposite directions.
+  Gradients and parameters have the same size and move in opposite directions.
   """
   moved = work.push - work.push_alone
   push_seconds = work.push_alone + moved / shards
@@ -212,7 +212,7 @@ def first(limits: Limits) -> tuple[str, float]:
 def table(
   pipelines: Mapping[str, Callable[[int], Limits]], numbers: tuple[int, ...]
 ) -> str:
-  """Returns a Markdown table of the limits of pipelines by number of hosts."""
+  """Returns a Markdown table: pipelines' lowest limits, by number of hosts."""
   head = ["hosts", *(f"{x:,}" for x in numbers)]
   lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
   for name, limits in pipelines.items():
@@ -232,7 +232,7 @@ def short(rate: float) -> str:
   return f"{rate:.3g}"
 
 
-# Exchanges of an optimizer step between hosts, see docs/machines.md.
+# Exchanges between hosts in one optimizer step, see docs/machines.md.
 _VTRACE_EXCHANGES = 6
 _PPO_EXCHANGES = 5
 
@@ -250,6 +250,6 @@ def _environments(work: Work, rates: Rates, hosts: int) -> dict[str, float]:
 def _in_turn(
   work: Work, hosts: int, alone: float, exchanges: float, name: str
 ) -> Limits:
-  """Returns the limit of hosts that compute and exchange in turn."""
+  """Returns the limit of hosts that first compute, then exchange gradients."""
   rate = hosts * work.batch_steps / (alone + exchanges)
   return {name if alone >= exchanges else EXCHANGES: rate}

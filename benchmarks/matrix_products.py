@@ -12,12 +12,12 @@ from seedx.acting import local_actor, unroll_store
 from seedx.app.benchmark import work
 from seedx.pipelines import a3c, gorila
 
-# Rows and columns of the product that measures the machine's speed.
+# Rows and columns of matrices whose product measures the machine's speed.
 _SIZE = 1024
 
 
 def of_learning(words: str, seconds: float) -> float:
-  """Returns the share of learning's time that products need at full speed."""
+  """Returns the CPU time of products at full speed over that of learning."""
   config = work.config_of(words, "CartPole-v1")
   sizes = work.sizes_of(config)
   learner, calls = work.learning_functions(config, sizes), 0
@@ -56,8 +56,8 @@ def operations(jaxpr: jax.extend.core.Jaxpr) -> int:
   """Returns the floating point operations of a program's matrix products.
 
   A multiplication and its addition count as 2 operations. The body of a scan
-  counts once per iteration, the body of a `while` loop once. A condition counts
-  its most expensive branch.
+  counts once per iteration, the body of a `while` loop once. Of a `cond`,
+  only the most expensive branch counts.
   """
   return sum(_of_equation(x) for x in jaxpr.eqns)
 

@@ -1,11 +1,11 @@
-"""Measures what an update and an actor's message cost beside their own work.
+"""Measures the CPU time of a tiny update and of an actor's message.
 
   python -m benchmarks.overhead
 
-The update's batch has one unroll of one step, so that its arithmetic is almost
-nothing: the rest is the call of the program with all arrays of the agent state.
-The actor's message is measured part by part. The table has the CPU
-microseconds of the calling thread, a low quantile, which other programs hardly
+The update's batch has one unroll of one step, so there is almost no arithmetic.
+Almost all of the time is the call of a program with all arrays of the agent
+state. The actor's message is measured part by part. The table has a low
+quantile of the calling thread's CPU microseconds, which other programs hardly
 change.
 """
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def of_update(calls: int) -> list[tuple[str, float]]:
-  """Returns the microseconds of an update of V-trace with one step."""
+  """Returns the microseconds of each part of an update of V-trace."""
   spec = envs.spec(envs.Config("CartPole-v1"))
   config = learner.Config(unroll_length=1)
   plan = config.plan(total_steps=10**9, batch_steps=1)

@@ -3,8 +3,8 @@
   git worktree add ../old HEAD~5
   python -m benchmarks.pairs "old=../old seed_vtrace" "new=. seed_vtrace"
 
-Other programs disturb both runs alike, so the ratio of their CPU time per env
-step is good to about 10% on a busy machine, where rates are not.
+Other programs disturb both runs alike. So the ratio of their CPU times per env
+step is right to about 10% even on a busy machine; the ratio of rates is not.
 """
 
 import argparse
@@ -27,14 +27,17 @@ _HEADER = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Watches runs at the same time, and prints a table."""
+  """Runs all at the same time, and prints a table of costs."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("runs", nargs="+", help="NAME=CHECKOUT EXPERIMENT ...")
   parser.add_argument("--seconds", type=float, default=10.0)
   parser.add_argument(
-    "--settle", type=float, default=3.0, help="seconds after the first updates"
+    "--settle",
+    type=float,
+    default=3.0,
+    help="seconds to wait after the first updates",
   )
   parser.add_argument("--limit", type=float, default=240.0, help="of the start")
   parser.add_argument("--python", default=sys.executable)
@@ -73,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _updates(program: watched.Program) -> bool:
-  """Returns whether a program has made some updates."""
+  """Returns whether a program has made at least three updates."""
   return bool(program.samples) and program.samples[-1].progress.updates > 2
 
 

@@ -1,12 +1,12 @@
-"""Measures how far a run can grow, and computes the limits of many hosts.
+"""Measures what one learner carries; computes the limits of many hosts.
 
   python -m benchmarks.scale > scale.md
 
-The program prints the tables of docs/scale.md: thin actors in number, over unix
-sockets and over TCP, before and after their server is killed; rows of a
-message; bytes on the wire; numbers of parameters; and from these the limits of
-8 to 512 hosts (`benchmarks.limits`). It takes eight minutes on two idle cores.
-`--only streams,rows` makes only some of the tables.
+The program prints the tables of docs/scale.md: costs by number of thin actors,
+whose server is also killed and replaced; costs by rows of a message; bytes on
+the wire; costs by number of parameters; and the limits of 8 to 512 hosts, which
+`benchmarks.limits` computes from the other tables. It takes eight minutes on
+two idle cores. `--only streams,rows` prints only these two tables.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from seedx.pipelines.gorila import parameter_server
 _UNIX, _TCP = "unix socket", "TCP"
 _STREAMS = {_UNIX: (2, 16, 64, 128, 256, 512, 1024), _TCP: (2, 64, 256, 1024)}
 _STREAM_ROWS = 16
-# For each line: transport, kind of observations and number of rows.
+# For each line of the table: transport, kind of observations, rows.
 _ROWS = (
   *((_UNIX, actors.NUMBERS, x) for x in (1, 4, 16, 64, 256, 1024)),
   (_TCP, actors.NUMBERS, 64),
@@ -48,7 +48,7 @@ _ROWS = (
   (_TCP, actors.FRAMES, 64),
 )
 _ROWS_STREAMS = 16
-# Units of two layers that have about 1e4, 1e5, 1e6 and 1e7 parameters.
+# Units of each of two layers, for about 1e4, 1e5, 1e6 and 1e7 parameters.
 _UNITS = (96, 312, 996, 3158)
 _PUBLISH = "publish a version"
 _FETCH_UNIX, _FETCH_TCP = f"fetch, {_UNIX}", f"fetch, {_TCP}"
@@ -63,14 +63,14 @@ PARTS = ("streams", "rows", "bytes", "parameters", "hosts")
 
 
 class Serving(NamedTuple):
-  """The measurement of a server of thin actors.
+  """The measurement of a server that acts for thin actors.
 
   Attributes:
     load: load of the server's process.
     connect_seconds: seconds until all actors had received actions.
-    back_seconds: the same, after the server was killed and another one started
-      in its place; None if it was not killed.
-    client_cores: cores that the actors' processes kept busy.
+    back_seconds: seconds from the server's death until all actors had received
+      actions of its replacement; None if it was not killed.
+    client_cores: mean number of cores that the actors' processes kept busy.
   """
 
   load: served.Load
@@ -90,12 +90,12 @@ class Serving(NamedTuple):
 
   @property
   def cores(self) -> float:
-    """Cores that the server's process kept busy."""
+    """Mean number of cores that the server's process kept busy."""
     return self.load.cpu_seconds / self.load.seconds
 
 
 class Exchange(NamedTuple):
-  """Mean costs of a request and its reply, in seconds."""
+  """Median seconds of a request with its reply, and mean CPU seconds."""
 
   seconds: float
   server_cpu: float
@@ -163,7 +163,7 @@ def streams(seconds: float) -> dict[tuple[str, int], Serving]:
 def rows(seconds: float) -> dict[tuple[str, str, int], Serving]:
   """Prints the table of rows of a message, and returns its lines."""
   _head(
-    f"Rows of a message, of each of {_ROWS_STREAMS} streams",
+    f"Rows of a message; {_ROWS_STREAMS} streams",
     "over|observations|rows|messages/s|rows/s|CPU us a message|us a row|cores"
     " of the learner",
   )
@@ -193,7 +193,7 @@ def serving(
   seconds: float,
   restart: bool = False,
 ) -> Serving:
-  """Measures a server whose actors send as fast as they are answered.
+  """Measures a server whose actors send as fast as it replies.
 
   Args:
     transport: "unix socket" or "TCP".
@@ -201,8 +201,8 @@ def serving(
     num_rows: number of environments of each actor.
     kind: kind of observations, see `actors.spec`.
     seconds: seconds to measure.
-    restart: whether the server is killed in the end, and another one, which has
-      compiled already, listens in its place.
+    restart: whether another server, which has compiled its programs before,
+      replaces this one at the end.
   """
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="seedx-"))
@@ -219,7 +219,7 @@ def serving(
     ]
     begin = min(_time_from(client) for client in clients)
     connected = max(_time_from(client) for client in clients)
-    first.ask(seconds / 2)  # Not measured.
+    first.ask(seconds / 2)  # Warms up.
     start_cpu = sum(_cpu_seconds(x.pid) for x in clients)
     load = first.ask(seconds)
     client_cpu = sum(_cpu_seconds(x.pid) for x in clients) - start_cpu
@@ -233,7 +233,7 @@ def serving(
 
 
 def _time_from(client: subprocess.Popen[bytes]) -> float:
-  """Returns the next time that a client prints."""
+  """Reads one time, as `benchmarks.actors` prints it."""
   assert client.stdout is not None
   if not select.select([client.stdout], [], [], _PATIENCE_SECONDS)[0]:
     raise RuntimeError(
@@ -337,7 +337,7 @@ def _timed(
   seconds: float,
   server: served.Process | None = None,
 ) -> Exchange:
-  """Measures a call, and the CPU time of the server that it asks."""
+  """Measures a call and, if it uses a server, that server's CPU time."""
   server_cpu = (lambda: server.ask("cpu")) if server else lambda: 0.0
   for _ in range(_WARM_CALLS):
     call()
@@ -350,7 +350,7 @@ def _timed(
     times.append(time.monotonic() - start_seconds)
   cpu, calls = time.process_time() - start_cpu, len(times)
   of_server = (server_cpu() - start_server) / calls
-  if server is None:  # One process has the parameters and uses them.
+  if server is None:  # The same process holds and uses the parameters.
     return Exchange(statistics.median(times), cpu / calls, 0.0)
   return Exchange(statistics.median(times), of_server, cpu / calls)
 
@@ -359,7 +359,7 @@ def hosts(results: Mapping[str, Any], seconds: float) -> None:
   """Prints the table of the computed limits of 8 to 512 hosts."""
   missing = {"streams", "rows", "bytes", "parameters"} - results.keys()
   if missing:
-    print(f"\nThe limits of hosts also need {', '.join(sorted(missing))}.")
+    print(f"\nThe limits need the tables {', '.join(sorted(missing))}, too.")
     return
   impala = work.measure("impala --env Pong-v5", "", seconds)
   gorila = work.measure("gorila_dqn --env Pong-v5", "", seconds)
@@ -387,7 +387,7 @@ def hosts(results: Mapping[str, Any], seconds: float) -> None:
   print("\n**Limits of hosts, in env steps/s of Pong**\n")
   print(limits.table(pipelines, _HOSTS))
   numbers = [f"{limits.learners(works['seed'], rates, x):,}" for x in _HOSTS]
-  print(f"\nLearner hosts of `seed, more learner hosts`: {', '.join(numbers)}.")
+  print(f"\nNumbers of learner hosts in the second line: {', '.join(numbers)}.")
 
 
 def _works(
@@ -397,13 +397,13 @@ def _works(
   rows_, traffic = results["rows"], results["bytes"]
   frames = rows_[_TCP, actors.FRAMES, 64]
   numbers = rows_[_TCP, actors.NUMBERS, 64]
-  # A byte's cost on top of a message's.
+  # CPU seconds that each byte of a message adds.
   byte = max(0.0, frames.cost - numbers.cost) / (64 * (84 * 84 - 16))
   message = results["streams"][_TCP, 256].cost
   (small, low), *_, (large, high) = results["parameters"].items()
 
   def by_size(name: str, size: float) -> tuple[float, float]:
-    """Returns a server's CPU seconds without parameters, and with `size`."""
+    """Returns a server's CPU seconds for 0 and for `size` parameters."""
     costs = low[name].server_cpu, high[name].server_cpu
     each = (costs[1] - costs[0]) / (large - small)
     alone = max(0.0, costs[0] - each * small)

@@ -59,7 +59,7 @@ class Process:
   """A server in a process of its own."""
 
   def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
-    """Starts `target(connection, *arguments)`; `receive` waits for it."""
+    """Starts `target(connection, *arguments)` in a new process."""
     context = multiprocessing.get_context("spawn")
     self._here, there = context.Pipe()
     self._process = context.Process(
@@ -82,7 +82,7 @@ class Process:
       raise RuntimeError("the server has ended") from None
 
   def ask(self, question: Any) -> Any:
-    """Sends a question, and returns the answer."""
+    """Sends a question, and returns the next answer."""
     self._here.send(question)
     return self.receive()
 
@@ -104,15 +104,15 @@ def act(
   rows: int,
   kind: str,
 ) -> None:
-  """Serves thin actors with SEED's inference, whose unrolls are dropped.
+  """Serves thin actors by central inference, and drops their unrolls.
 
-  It answers once the programs are compiled. The first question is the address
-  at which it then listens; the answer has the actual port. Each further
-  question is a number of seconds; the answer is the `Load` over that time.
+  Sends "ready" once the programs are compiled. The first question is the
+  address to listen at; the answer is the address with the actual port. Each
+  further question is a number of seconds; the answer is their `Load`.
   """
   _prepare()
   spec = actors.spec(kind)
-  # Acting on frames is the work of an accelerator: here, a linear function.
+  # A linear function replaces the accelerator that would act on frames.
   hidden_sizes = (64, 64) if kind == actors.NUMBERS else ()
   agent = vtrace.Config(hidden_sizes=hidden_sizes).make(
     spec, None, base.Horizon.of(10**9, 1)
@@ -172,8 +172,8 @@ def serve_parameters(
 ) -> None:
   """Serves the parameters of a learner, and a shard of a parameter server.
 
-  Each fetch finds a new version. The first answer is the address. To any
-  question, the answer is the CPU seconds of this process.
+  Each fetch finds a new version. The first message is the server's address. The
+  answer to any question is the CPU seconds of this process.
   """
   _prepare()
   agent, acting, params = agent_of(units)
@@ -189,10 +189,10 @@ def serve_parameters(
 
 
 def agent_of(units: int) -> tuple[base.Agent, types.Tree, np.ndarray]:
-  """Returns a DQN of two layers, its acting parameters, and all as a vector.
+  """Returns a DQN, its acting parameters, and its parameters as a vector.
 
-  Its initial state is constant, because the decomposition that makes orthogonal
-  weights takes a minute for 10 million parameters.
+  Its initial parameters are constant: the decomposition that makes orthogonal
+  weights would take a minute for 10 million parameters.
   """
   agent = dqn.Config(hidden_sizes=(units, units)).make(
     actors.spec(actors.NUMBERS), None, base.Horizon.of(10**9, 1)
@@ -212,7 +212,7 @@ def agent_of(units: int) -> tuple[base.Agent, types.Tree, np.ndarray]:
 
 
 def _prepare() -> None:
-  """Makes the settings of the programs of a run."""
+  """Configures this process like those of a run."""
   compiled.keep()
   allocator.keep_freed_memory()
   devices.compute_on_own_threads()

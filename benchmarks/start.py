@@ -2,8 +2,8 @@
 
   python -m benchmarks.start "cold=. ppo --compilation-cache off" "warm=. ppo"
 
-The runs start one after another, in turn. A table has the lowest values: other
-programs can only add to the CPU time of a start.
+In each of `--rounds` rounds, the runs start one after another. The table has
+the lowest values, because other programs only add to the CPU time of a start.
 """
 
 import argparse
@@ -33,7 +33,7 @@ class Start(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Starts runs in turn, and prints a table."""
+  """Starts each run in each round, and prints a table."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )

@@ -27,8 +27,8 @@ class Traffic(NamedTuple):
     message_steps: env steps of a message; 0 without messages.
     to_learner: bytes per env step to the learner and to parameter servers.
     back: bytes per env step in the other direction.
-    of_parameters: the part of both that is parameters and gradients.
-    fetch_steps: env steps between two fetches, or two gradients.
+    of_parameters: bytes per env step of parameters and gradients, both ways.
+    fetch_steps: env steps between two fetches of parameters, or two gradients.
     batch_steps: env steps of an update.
     times_learned: number of times that an env step is learned from.
     cost: CPU seconds of the learner to decode, check and store a message of
@@ -66,11 +66,11 @@ def traffic(words: str, seconds: float) -> Traffic:
     return _of_unrolls(config, agent, spec, number, seconds)
   if isinstance(config, gorila.Config):
     return _of_gradients(config, agent, spec, number)
-  return Traffic(number, 0, 0.0, 0.0)  # Threads of one process.
+  return Traffic(number, 0, 0.0, 0.0)  # A3C's workers are threads.
 
 
 def of_ppo(words: str, environment: float) -> limits.Work:
-  """Returns the work of an update of PPO, in one host.
+  """Returns the work of PPO on each host.
 
   Args:
     words: the experiment and its options.
@@ -127,7 +127,7 @@ def _cost(
   layout: wire.Layout,
   seconds: float,
 ) -> float:
-  """Returns the CPU seconds of the learner for a message of unrolls."""
+  """Returns the learner's CPU seconds for a message of unrolls."""
   agent = programs.agent
   acting = jax.jit(lambda key: agent.acting(agent.init(key)))(jax.random.key(0))
   server = unroll_server.UnrollServer(
@@ -155,7 +155,7 @@ def _cost(
 
 
 class _Bound:
-  """A server that only keeps the functions that open sessions."""
+  """A substitute for a server, which keeps functions that open sessions."""
 
   def __init__(self) -> None:
     self.sessions: dict[str, Callable[[Mapping[str, Any]], Any]] = {}

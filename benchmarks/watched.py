@@ -1,8 +1,8 @@
 """Programs that learn, watched from outside: env steps, return and CPU time.
 
 Each program runs in a process group of its own and writes its progress to a
-file. Its CPU time is read from /proc when the file grows, so that the start of
-the program can be left out of a figure.
+file. Whenever the file grows, the program's CPU time is read from /proc, so
+that a cost can leave out the program's start.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from seedx.metrics import cpu_time
 
 _POLL_SECONDS = 0.02
 _PATIENCE_SECONDS = 30.0
-# More env steps than a watched run makes until it is ended.
+# More env steps than a run makes while it is watched.
 _TOTAL_STEPS = 10**10
 _TAIL_CHARACTERS = 600
 
@@ -41,11 +41,11 @@ class Progress(NamedTuple):
 
 
 class Sample(NamedTuple):
-  """A progress, and the CPU time until then.
+  """Progress of a program, and its CPU time until then.
 
   Attributes:
-    progress: the progress.
-    seconds: `time.monotonic` at which it was read.
+    progress: progress of the program.
+    seconds: `time.monotonic` when the progress was read.
     cpu_seconds: CPU seconds of each process of the program, by process id.
   """
 
@@ -82,7 +82,7 @@ class Program:
 
   Attributes:
     start_seconds: `time.monotonic` at the start.
-    samples: a sample for each time at which there was new progress.
+    samples: one sample for each call of `read` that found new progress.
     first_line: CPU seconds of each process when the program first wrote to its
       standard error; None before.
   """
@@ -100,10 +100,10 @@ class Program:
     Args:
       command: words of the command.
       folder: directory in which the program runs and writes.
-      parse: function that reads a line of the file with the progress.
+      parse: function that parses a line of the file with the progress.
       progress_file: name of this file in the directory. The program's standard
-        output and error are in `output` and `errors`.
-      environment: variables that differ from those of this process.
+        output goes to the file `output`, its standard error to `errors`.
+      environment: environment variables to add to those of this process.
     """
     self.start_seconds = time.monotonic()
     self.samples: list[Sample] = []
@@ -157,7 +157,7 @@ class Program:
     return status is None
 
   def _latest(self) -> Progress | None:
-    """Returns the newest progress of the lines that the file has gained."""
+    """Returns the newest progress in the file's new lines, if any."""
     latest = None
     if self._path.exists():
       with open(self._path, "rb") as file:
@@ -174,7 +174,7 @@ class Run(NamedTuple):
 
   Attributes:
     name: name in a table.
-    checkout: directory whose seedx runs.
+    checkout: directory with the seedx to run.
     words: the experiment and its options.
   """
 
@@ -199,7 +199,7 @@ class Run(NamedTuple):
     folder: str | os.PathLike[str],
     log_seconds: float = 0.5,
   ) -> Program:
-    """Starts the run with an interpreter, in an empty directory."""
+    """Starts the run with the interpreter `python`, in the empty `folder`."""
     name, *options = self.words
     run_dir = pathlib.Path(folder, "run")
     command = [python, "-m", f"experiments.{name}", *options]
@@ -233,8 +233,8 @@ def wait(
 
   Args:
     programs: the programs.
-    condition: condition on a program.
-    seconds: longest wait.
+    condition: function that returns whether a program meets the condition.
+    seconds: maximum seconds to wait.
 
   Raises:
     types.ConfigError: a program failed, ended, or did not meet the condition.
@@ -246,7 +246,7 @@ def wait(
       return
     if not all(running) or time.monotonic() > end_seconds:
       raise types.ConfigError(
-        f"expected more progress within {seconds:g} seconds, and before the"
+        f"expected more progress within {seconds:g} seconds and before the"
         " program's end"
       )
     time.sleep(_POLL_SECONDS)

@@ -1,14 +1,14 @@
-r"""Compares seedx with other libraries in the same minutes, on CartPole.
+r"""Compares seedx with other libraries on CartPole, in one session.
 
   python -m benchmarks.peers --python torch=PATH --python jax=PATH \
     --python replay=PATH --source purejaxrl=PATH --source cleanrl=PATH
 
-benchmarks/README.md has the commands that install the other libraries. Each
-library has an interpreter of its own; what is not given is left out. Programs
-run one after another, in `--rounds` turns, and are watched for `--seconds`
-after they have begun to learn, so that imports and compilation do not count.
-CPU time is that of all processes of a program, read from /proc. The tables give
-the lowest and the highest value of the turns.
+benchmarks/README.md has the commands that install the other libraries. The
+options give their interpreters and checkouts; a library without them is left
+out. In each of `--rounds` rounds, the programs run one after another. A program
+is watched for `--seconds` after it has begun to learn, so that imports and
+compilation do not count. CPU time is that of all processes of a program, read
+from /proc. The first table has the lowest and the highest value of the rounds.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from seedx.metrics import cpu_time
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _HERE = pathlib.Path(__file__).parent
-# PPO's settings, as in the other libraries.
+# PPO's settings in the other libraries.
 _PPO = "--unroll-length 32 --epochs 4 --minibatches 4 --learning-rate 0.0025"
 _PPO += " --towers apart --clip-values"
 _SAME_PPO = "512 environments x 32 steps, 4 epochs of 4 minibatches"
@@ -49,14 +49,14 @@ class Peer(NamedTuple):
   """A program that trains.
 
   Attributes:
-    name: name in the table.
-    settings: settings in the table.
+    name: text of the column "library".
+    settings: text of the column "settings".
     python: name of the interpreter.
-    command: words after the interpreter, in which `{NAME}` is a source. For
+    command: words after the interpreter, in which `{NAME}` is a checkout. For
       seedx, an experiment and its options.
     progress: pattern of the lines with the progress, see `Lines`; empty for
       seedx.
-    file: file in which the program writes these lines.
+    file: file to which the program writes these lines.
   """
 
   name: str
@@ -173,7 +173,7 @@ class Result(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Measures all that is given, and prints the tables."""
+  """Measures seedx and the given libraries, and prints the tables."""
   options = _parser().parse_args(argv)
   pythons = {"seedx": sys.executable, **_pairs(options.python)}
   sources = _pairs(options.source)
@@ -237,8 +237,8 @@ def measure(
 class Lines:
   """A parser of lines that have env steps, or a return, or both.
 
-  Returns are averaged over the last 100. If the pattern has a group `updated`,
-  only lines that match it are progress, so that whole updates are measured.
+  It reports the mean of the last 100 returns. If the pattern has a group
+  `updated`, only lines that match it are progress: whole updates are measured.
   """
 
   def __init__(self, pattern: str) -> None:
@@ -280,7 +280,10 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--rounds", type=int, default=2)
   parser.add_argument("--seconds", type=float, default=8.0)
   parser.add_argument(
-    "--settle", type=float, default=3.0, help="seconds after the first progress"
+    "--settle",
+    type=float,
+    default=3.0,
+    help="seconds to wait after the first progress",
   )
   parser.add_argument("--limit", type=float, default=120.0, help="of a start")
   parser.add_argument("--replay-seconds", type=float, default=2.0)
@@ -297,7 +300,7 @@ def _trained(
   pythons: Mapping[str, str],
   sources: Mapping[str, str],
 ) -> dict[Peer, list[Result]]:
-  """Measures programs that train, in turns; reports those that fail."""
+  """Measures each program once in each round; reports those that fail."""
   results: dict[Peer, list[Result]] = {}
   for _ in range(options.rounds):
     for peer in PEERS:
@@ -333,7 +336,7 @@ def _replays(
 
 
 def _replay(command: Sequence[str]) -> str:
-  """Returns the costs of a replay as a sum, in CPU microseconds."""
+  """Returns a replay's costs and their sum, as text, in CPU microseconds."""
   process = subprocess.run(
     command, cwd=_ROOT, stdout=subprocess.PIPE, text=True
   )
@@ -346,7 +349,7 @@ def _replay(command: Sequence[str]) -> str:
 
 
 def _versions(pythons: Mapping[str, str], sources: Mapping[str, str]) -> str:
-  """Returns versions of packages, and commits of checkouts, as a paragraph."""
+  """Returns a paragraph with versions of packages and commits of checkouts."""
   parts = []
   program = "import sys, importlib.metadata as m;"
   program += "print(*(f'{x} {m.version(x)}' for x in sys.argv[1:]), sep=', ')"
@@ -377,7 +380,7 @@ def _row(peer: Peer, results: Sequence[Result]) -> list[str]:
 
 
 def _span(values: Sequence[float], text: str) -> str:
-  """Returns the lowest and the highest value; "-" for none."""
+  """Returns the lowest and the highest value as text; "-" without values."""
   ends = dict.fromkeys(text.format(f(values)) for f in (min, max) if values)
   return "-".join(ends) or "-"
 

@@ -2,7 +2,7 @@
 
   python purejaxrl_ppo.py CHECKOUT_OF_PUREJAXRL
 
-Each training is one call of a compiled program, so there is a line for each.
+Each training is one call of a compiled program, so it prints one line.
 """
 
 import itertools
@@ -30,7 +30,7 @@ _CONFIG = {
   "ENV_NAME": "CartPole-v1",
   "ANNEAL_LR": True,
 }
-# Libraries of other environments, which PureJaxRL's wrappers import.
+# Modules of other environments that PureJaxRL's wrappers import.
 _UNUSED = {
   "brax": ["envs"],
   "brax.envs": [],
@@ -41,7 +41,7 @@ _UNUSED = {
 
 
 def main() -> None:
-  """Trains until the program is ended."""
+  """Trains until the process is killed."""
   for name, attributes in _UNUSED.items():
     sys.modules[name] = module = types.ModuleType(name)
     for attribute in attributes:

@@ -2,12 +2,12 @@
 
   python -m benchmarks.peers.replays seedx --kind prioritized --steps 65536
 
-A replay of CartPole is filled. Then 512 env steps are added, 512 are sampled,
-and, if it is prioritized, 512 priorities are written, again and again. It
-prints a line of JSON: medians of the CPU microseconds of the whole process.
+The program fills a replay of CartPole. Then it repeatedly adds 512 env steps,
+samples 512 and, if the replay is prioritized, writes 512 priorities. It prints
+a line of JSON: medians of the CPU microseconds of the whole process.
 
 seedx adds unrolls and samples windows, as its learners do; the others add and
-sample transitions. This module imports only the library that it measures.
+sample transitions. The program imports only the library that it measures.
 """
 
 import argparse
@@ -28,14 +28,14 @@ _WARM_CALLS, _MINIMUM_CALLS = 10, 30
 
 
 class Memory(NamedTuple):
-  """A replay to measure. Each function returns when its work is done.
+  """A replay to measure; each function returns when its work is done.
 
   Attributes:
-    prepared: function that makes experience to add, which is not measured.
-    add: function that adds it.
+    prepared: function that makes the experience to add; it is not measured.
+    add: function that adds this experience.
     sample: function that samples a batch.
-    update: function that writes new priorities of what was sampled; None if
-      the replay is uniform.
+    update: function that writes new priorities of a sampled batch; None if the
+      replay is uniform.
   """
 
   prepared: Callable[[], Any]
@@ -68,13 +68,13 @@ def measure(
   seconds: float,
   clock: Callable[[], float] = time.process_time,
 ) -> dict[str, float]:
-  """Returns the seconds of each function, as medians, and their sum.
+  """Returns the median seconds of each function, and the sum of the medians.
 
   Args:
     memory: the replay.
-    fill: number of calls of `add` that fill it.
+    fill: number of calls of `add` that fill the replay.
     seconds: seconds to measure.
-    clock: clock to measure with; by default the CPU time of this process.
+    clock: function that returns seconds; by default, the process's CPU time.
   """
   for _ in range(fill):
     memory.add(memory.prepared())
@@ -128,7 +128,7 @@ def of_seedx(steps: int, is_prioritized: bool) -> Memory:
   state, number = memory.init(share), itertools.count()
   add = jax.jit(memory.add, donate_argnums=0)
   sample = jax.jit(memory.sample, static_argnums=2)
-  # The kind of keys with which `replayed.CoreReplay` samples.
+  # `replayed.CoreReplay` also samples with keys of this kind.
   key = random_keys.unrolled(jax.random.key(0))
   keys = itertools.cycle([*jax.random.split(key)])
 

@@ -2,8 +2,8 @@
 
   python sample_factory_appo.py EPOCHS TRAIN_DIRECTORY
 
-The settings are those of its own EnvPool examples, as far as they apply to a
-small observation vector. Two workers sample while the learner learns.
+The settings are those of Sample Factory's EnvPool examples, as far as they
+apply to small vectors. Two workers sample while the learner learns.
 """
 
 import sys
@@ -40,11 +40,11 @@ _OPTIONS = [
 
 
 def main() -> int:
-  """Trains until the program is ended."""
+  """Trains until the process is killed."""
   epochs, directory = sys.argv[1:]
   env_utils.register_env("CartPole-v1", _make)
   words = [*_OPTIONS, f"--num_epochs={epochs}", f"--train_dir={directory}"]
-  # Two layers, which an option would take as several words.
+  # The units of both layers are separate words.
   words += ["--encoder_mlp_layers", "64", "64"]
   parser, _ = arguments.parse_sf_args(argv=words)
   return train.run_rl(arguments.parse_full_cfg(parser, words))
@@ -55,7 +55,8 @@ def _make(name: str, config: Any, env_config: Any, *_: Any) -> Any:
   environments: Any = envpool.make(
     name, env_type="gym", num_envs=_ENVS, num_threads=1, seed=seed
   )
-  environments.closed = True  # EnvPool lacks what Gymnasium's `close` reads.
+  # Gymnasium's `close` reads this attribute, which EnvPool lacks.
+  environments.closed = True
   environments = envpool_wrappers.EnvPoolResetFixWrapper(environments)
   environments.num_agents = _ENVS
   return environments

@@ -9,7 +9,7 @@ _ENVS, _UNROLL_LENGTH = 512, 32
 
 
 class _Printer(callbacks.BaseCallback):
-  """Prints a line before each rollout but the first."""
+  """Prints the progress before each rollout except the first."""
 
   def _on_rollout_start(self) -> None:
     returns = [x["r"] for x in self.model.ep_info_buffer]
@@ -22,7 +22,7 @@ class _Printer(callbacks.BaseCallback):
 
 
 def main() -> int:
-  """Trains until the program is ended."""
+  """Trains until the process is killed."""
   agent = ppo.PPO(
     "MlpPolicy",
     env_util.make_vec_env("CartPole-v1", n_envs=_ENVS),

@@ -40,7 +40,7 @@ class Config:
     inference_batch_size: number of observations that starts an inference batch
       on a device; 0 for half of the number that the device's actors can send at
       once.
-    inference_wait_seconds: seconds that an observation waits at most before a
+    inference_wait_seconds: maximum seconds that an observation waits before a
       smaller batch starts.
   """
 
@@ -88,7 +88,7 @@ class Config:
         f"expected at most {actors.num_actors} inference_devices, one for each"
         f" actor, found {num_devices}"
       )
-    # The same exploration as if one device had all environments.
+    # Environments explore as if one device had all of them.
     exploration = agent.exploration(actors.num_envs)
     reported = counters.explores_least(exploration)
     sizes, first = [], 0
@@ -127,7 +127,7 @@ class Sizes:
     share_size: number of unrolls in a share.
     target_rows: number of rows that starts a batch.
     padded: numbers of rows to which batches are padded, in ascending order.
-    max_wait_seconds: seconds that fewer than `target_rows` rows wait at most.
+    max_wait_seconds: maximum seconds for fewer than `target_rows` rows to wait.
   """
 
   layout: unroll_store.Layout
@@ -184,8 +184,8 @@ class Devices:
       rng_key: random key from which each device derives its own.
 
     Raises:
-      types.ConfigError: a device does not exist, or there are more devices than
-        actors.
+      types.ConfigError: a device does not exist or is named twice, or there are
+        more devices than actors.
     """
     devices = config.devices()
     names = metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER, _WAIT_DEVICE
@@ -280,22 +280,22 @@ class Inference:
       store = unroll_store.empty(agent, self._inputs, acting, sizes.layout)
     store = store._replace(exploration=sizes.exploration)
     self._store = jax.device_put(store, device)
-    # The unrolls of the next share, and the number of those that are filled.
+    # The next share's unrolls, and the number of them that are filled so far.
     self._filling: types.Unroll | None = None
     self._filled = 0
     self._origins: list[types.Tree] = []
     self._act = jax.jit(
       functools.partial(_act, agent, sizes.layout), donate_argnums=0
     )
-    # Makes a share's arrays from its first unrolls, padded. To fill them with
-    # zeros first would take as long as this copy.
+    # Makes a share's arrays by copying its first unrolls, padded. Making arrays
+    # of zeros instead would take as long.
     self._begin = jax.jit(functools.partial(unroll_store.unrolls, sizes.layout))
     self._add = jax.jit(
       functools.partial(unroll_store.collect, sizes.layout), donate_argnums=1
     )
-    # Numbers of unrolls to which those that are added are padded.
+    # Sizes to which groups of added unrolls are padded.
     self._added = sorted({min(x, sizes.share_size) for x in sizes.padded})
-    # Only shapes are needed, and each step donates the store itself.
+    # Keeps shapes for `example`, because each step donates the store itself.
     of_share = jax.ShapeDtypeStruct((sizes.share_size,), np.int32)
     self._shapes = jax.eval_shape(self._begin, store, of_share, of_share)
     self._needs = agent.needs
@@ -304,7 +304,7 @@ class Inference:
   def run(self) -> None:
     """Compiles for each batch size, then acts until `close`.
 
-    It also ends when `sink` returns False.
+    Also ends when `sink` returns False.
     """
     with self.requests:
       self._compile()
@@ -313,7 +313,7 @@ class Inference:
         if batch is None:
           continue
         actions = self._step(batch)
-        # Read now: after the reply, a slot may get another environment.
+        # Read now, because after the reply a slot may get another environment.
         rows = sum(message.rows for message in messages)
         env = self.env[batch.slot[:rows]]
         with (
@@ -323,7 +323,7 @@ class Inference:
           with self._waiting(self._device):
             of_rows = np.asarray(actions)
           self._reply(messages, of_rows)
-        # Before the next step, which may overwrite finished unrolls.
+        # The next step may overwrite finished unrolls, so they leave before it.
         for share in self._finished(batch, env):
           with self._waits.timed(metrics.WAIT_LEARNER):
             if not self._sink(share):
@@ -436,7 +436,7 @@ class Inference:
 
 
 def _padded(numbers: np.ndarray, size: int) -> np.ndarray:
-  """Returns `size` int32 numbers: zeros follow the given ones."""
+  """Returns `[size]` int32: the numbers, then zeros."""
   padded = np.zeros(size, np.int32)
   padded[: len(numbers)] = numbers
   return padded

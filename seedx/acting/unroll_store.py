@@ -2,14 +2,14 @@
 
 A store is on one device. The `count` of a step is the number of earlier steps
 of the slot's session. Step n is written at index `n % length` of a ring. Unroll
-k of a slot has the steps from `k * period` to `k * period + length - 1`. When
+k of a slot has the steps from `k * period` to `k * period + length - 1`. Once
 its last step is written, the unroll must be collected before the slot's next
 step, which may overwrite the unroll's first step.
 
 All functions are pure, have fixed shapes, and should be jitted. `act` should
 donate the store, and `collect` the unrolls that it fills. Padding is dropped:
-in `act`, rows whose slot is `num_slots`; in `collect`, rows whose `row` is the
-number of unrolls to fill. `unrolls` needs no array to fill.
+`act` drops rows whose slot is `num_slots`, and `collect` drops unrolls whose
+`row` is the number of unrolls to fill. `unrolls` makes new arrays instead.
 """
 
 import dataclasses
@@ -62,12 +62,12 @@ class Layout:
     return -(-self.length // self.period)
 
   def finished(self, counts: np.ndarray) -> np.ndarray:
-    """Returns `[B]` bool: whether step `counts`, from 0, ends an unroll."""
+    """Returns `[B]` bool, whether the steps with these counts end an unroll."""
     since_first = counts - (self.length - 1)
     return (since_first >= 0) & (since_first % self.period == 0)
 
   def number(self, counts: types.Array) -> types.Array:
-    """Returns `[B]`, the numbers of the unrolls that these steps end.
+    """Returns `[B]`, the number of the unroll that each of these steps ends.
 
     The unrolls of a slot's session have the numbers 0, 1, ...
     """
@@ -76,7 +76,7 @@ class Layout:
   def unfinished(self, counts: np.ndarray) -> np.ndarray:
     """Returns `[B]`, the number of unfinished unrolls of each slot.
 
-    `counts`, `[B]`, are the numbers of steps so far in the slots' sessions.
+    `counts`, `[B]`, has the number of steps so far of each slot's session.
     """
     begun = -(-counts // self.period)
     finished = np.maximum(0, (counts - self.length) // self.period + 1)
@@ -150,7 +150,7 @@ def empty(
   def zeros(*leading: int) -> types.Tree:
     return lambda leaf: jnp.zeros((*leading, *leaf.shape[1:]), leaf.dtype)
 
-  # An array that occurs twice in the nest could not be donated.
+  # Copies: an array that occurred twice in the store could not be donated.
   core_state = jax.tree.map(
     jnp.copy, agent.initial_core_state(layout.num_slots)
   )
@@ -186,7 +186,7 @@ def act(
     acting: acting parameters.
     version: `[]` int32 version of the acting parameters.
     rng_key: random key of this step.
-    batch: `[B, ...]` inputs, in which no slot may occur twice.
+    batch: `[B, ...]` inputs; only padding may repeat a slot.
 
   Returns:
     The store after the step, and the `[B, ...]` actions.
@@ -265,10 +265,10 @@ def collect(
     into: `[length, S, ...]` batch of unrolls to fill.
     slot: `[B]` slots whose last step finished an unroll.
     count: `[B]` counts of these steps.
-    row: `[B]`, the unroll's place in the batch, from 0 to S - 1; S for padding.
+    row: `[B]`, places of the unrolls in `into`, 0 to S - 1; S for padding.
 
   Returns:
-    The batch with these unrolls.
+    `into` with these unrolls.
   """
   finished = unrolls(layout, store, slot, count)
   every_step = slice(None), row

@@ -18,8 +18,8 @@ class Blocking:
   same time, and nothing is measured.
 
   Attributes:
-    divisible: number of unrolls or windows in each core's part of a batch,
-      which micro-batches divide; 1 for an agent that needs whole batches.
+    divisible: number of unrolls or windows in each core's part of a batch, to
+      be divided by `micro_batches`; 1 for an agent that needs whole batches.
   """
 
   def __init__(
@@ -30,13 +30,13 @@ class Blocking:
     is_updating: Callable[[], bool],
     clock: Callable[[], float] = time.perf_counter,
   ) -> None:
-    """Starts without waits.
+    """Starts with no waits counted.
 
     Args:
       cores: the learner devices.
       acting_on: devices that act.
       micro_batches: number of micro-batches of an update.
-      is_updating: returns whether an update is running; any thread may call it.
+      is_updating: thread-safe function that returns whether an update runs.
       clock: function that returns a time in seconds, from any fixed start.
     """
     self.divisible = 1
@@ -62,7 +62,7 @@ class Blocking:
     """Returns the share of time that acting waited behind updates.
 
     Also returns a larger number of micro-batches if that would shorten the
-    waits; None if not. Both are missing if no device acts and learns.
+    waits; None if not. Both are missing if no accelerator both acts and learns.
     """
     if not self._devices:
       return {}
@@ -83,7 +83,7 @@ class Blocking:
         self._alone = self._alone[0] + 1, self._alone[1] + seconds
 
   def _advised(self) -> int | None:
-    """Returns the least number with which an update at most doubles a wait."""
+    """Returns the least number of micro-batches that at most doubles a wait."""
     with self._lock:
       alone, alone_seconds = self._alone
       behind, behind_seconds = self._behind

@@ -48,7 +48,7 @@ class Result(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-  """The metrics of an update as one array: each array costs time to return.
+  """The metrics of an update in one array: each returned array costs time.
 
   Attributes:
     names: names of the metrics.
@@ -60,7 +60,7 @@ class Metrics:
 
   @classmethod
   def of(cls, metrics: Mapping[str, types.Array]) -> "Metrics":
-    """Joins scalars, in the order of their names."""
+    """Joins scalars into one array, in the order of their names."""
     names = tuple(sorted(metrics))
     values = [metrics[name] for name in names]
     return cls(names, jnp.array(values, jnp.float32))
@@ -92,8 +92,8 @@ def keep_finite(
     axis_name: mesh axis of the cores; None outside of a mesh.
 
   Returns:
-    The state `after` the update, or the one `before` if it is skipped; and `[]`
-    bool, whether it is skipped.
+    `after`, or `before` if the update is skipped; and `[]` bool, whether it is
+    skipped.
   """
   num_wrong = sum(
     jnp.sum(~jnp.isfinite(leaf), dtype=jnp.float32)
@@ -115,7 +115,7 @@ def compute_gradients(
 ) -> tuple[base.Gradients, jax.Array, types.LossOutput]:
   """Computes gradients that `apply_gradients` may apply to another state.
 
-  The agent is made without a mesh axis.
+  The agent must be made without a mesh axis.
 
   Returns:
     The gradients; `[]`, the fraction of the batch's steps that are env steps;
@@ -135,7 +135,7 @@ def apply_gradients(
 
   Args:
     agent: the agent that learns.
-    state: state to update, which may be newer than that of the gradients.
+    state: state to update; it may be newer than in `compute_gradients`.
     gradients: gradients of all or some of the state's parameters.
     fraction: `[]`, fraction of the batch's steps that are env steps.
 
@@ -149,12 +149,12 @@ def apply_gradients(
 
 @dataclasses.dataclass(frozen=True)
 class OnCore:
-  """An agent's update as each core computes it, in the axis `sharding.CORES`.
+  """An agent's update on each core of the mesh axis `sharding.CORES`.
 
   A subclass may have more inputs and results.
 
   Attributes:
-    agent: agent made with that axis.
+    agent: agent made with this mesh axis.
   """
 
   agent: base.Agent
@@ -204,7 +204,7 @@ class OnCore:
     key = jax.random.fold_in(_core_key(inputs), index)
     gradients, output = self.agent.gradients(state, key, batch)
     output = self._with_lag(output, inputs.version, batch)
-    # Avoids 0 / 0 where a micro-batch has no weight.
+    # Avoids 0 / 0 in `apply` if no micro-batch has a weight.
     weight = jnp.maximum(output.weight, _LEAST_WEIGHT)
     gradients, metrics = jax.tree.map(
       lambda leaf: leaf * weight, (gradients, output.metrics)
@@ -212,7 +212,7 @@ class OnCore:
     return gradients, types.LossOutput(weight, metrics), self._steps(batch)
 
   def apply(self, state: base.AgentState, total: types.Tree) -> Any:
-    """Applies the mean gradients, from the sum of the results of `part`."""
+    """Applies mean gradients; `total` is the sum of the results of `part`."""
     gradients, (weight, metrics, _), steps = total
     mean, metrics = jax.tree.map(
       lambda leaf: leaf / weight, (gradients, metrics)
@@ -223,7 +223,7 @@ class OnCore:
     return Result(after, types.LossOutput(weight, metrics), skipped)
 
   def _steps(self, batch: types.Tree) -> jax.Array:
-    """Returns `[]`, the number of all cores' steps, resets included."""
+    """Returns `[]`, the number of steps in all cores' batches, with resets."""
     steps = jnp.float32(self.agent.needs.steps(batch))
     return losses.sum_over_cores(steps, sharding.CORES)
 
@@ -290,7 +290,7 @@ class Accumulated:
     return self._apply(state, total)
 
   def compile(self, state: base.AgentState, inputs: Any) -> None:
-    """Compiles the gradients of a micro-batch."""
+    """Compiles the program that computes a micro-batch's gradients."""
     self._part.lower(state, inputs, np.int32(0)).compile()
 
 

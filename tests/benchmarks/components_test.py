@@ -38,7 +38,7 @@ def test_command_lines_of_the_accelerator_benchmark_are_valid(words):
 
 
 def test_the_table_has_the_share_of_environments_alone(tmp_path, monkeypatch):
-  """A run that fails leaves the others."""
+  """The rows of other runs remain if a run fails."""
 
   def in_process(session, part):
     rates = (200.0, 400.0) if part == "environments alone" else (1.0,)

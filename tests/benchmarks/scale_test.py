@@ -34,11 +34,11 @@ def test_seed_is_limited_by_the_part_with_the_lowest_rate():
   )
   assert limited == pytest.approx(
     {
-      limits.ENVIRONMENTS: 40_000,  # 4 hosts of 10 cores, 1 ms a step.
-      limits.CPU: 50_000,  # 1,000 messages of 50 steps.
+      limits.ENVIRONMENTS: 40_000,  # 4 hosts, 10 cores, 1 ms a step.
+      limits.CPU: 50_000,  # 1,000 messages/s of 50 steps.
       limits.NETWORK: 200_000,
-      limits.DEVICE: 500_000,  # Acts, then learns.
-      limits.STREAMS: 100_000,  # 100 actors, 1,000 steps each.
+      limits.DEVICE: 500_000,  # 1 us to act, and 1 us to learn.
+      limits.STREAMS: 100_000,  # 100 actors, 1,000 steps/s each.
     }
   )
   assert limits.first(limited) == (limits.ENVIRONMENTS, pytest.approx(40_000))
@@ -51,10 +51,9 @@ def test_seed_is_limited_by_the_part_with_the_lowest_rate():
 def test_learner_hosts_carry_the_actors_but_exchange_gradients():
   work = {"message": 1e-3, "message_steps": 50, "step_bytes": 1.0}
   work |= {"parameters": 500_000, "batch_steps": 1000}
-  limited = limits_of(
-    limits.seed_together, 16, **work
-  )  # 160k steps/s: 4 learners.
-  # Six exchanges through two levels, and 1.5 x 2 MB at 1 GB/s.
+  # 16 hosts send 160k steps/s, and a learner carries 50k: 4 learners.
+  limited = limits_of(limits.seed_together, 16, **work)
+  # Six exchanges of 1 ms through two levels, and 1.5 x 2 MB at 1 GB/s.
   exchange_seconds = 12e-3 + 3e-3
   assert limited[limits.EXCHANGES] == pytest.approx(
     4 * 1000 / (2e-3 + exchange_seconds)
@@ -65,7 +64,7 @@ def test_learner_hosts_carry_the_actors_but_exchange_gradients():
 
 def test_an_all_reduce_of_one_host_takes_no_time():
   assert limits.all_reduce_seconds(RATES, 1, 1e9, exchanges=9) == 0
-  # Twice (n - 1) / n of the bytes pass each network card.
+  # With n hosts, 2 (n - 1) / n of the bytes pass each network card.
   assert limits.all_reduce_seconds(RATES, 2, 1e9) == pytest.approx(1 + 1e-3)
 
 
@@ -79,9 +78,8 @@ def test_parameters_of_unroll_actors_use_cpu_and_network():
     limits.impala, parameters=10**6, fetch=1e-3, fetch_steps=100, **unrolls
   )
   assert limited[limits.CPU] == pytest.approx(50_000)
-  assert limited[limits.NETWORK] == pytest.approx(
-    50_000
-  )  # 4 MB each 100 steps.
+  # Each actor fetches 4 MB every 100 steps, through 2 GB/s.
+  assert limited[limits.NETWORK] == pytest.approx(50_000)
 
 
 def test_more_shards_carry_more_gradients():
@@ -101,9 +99,10 @@ def test_hosts_that_learn_together_lose_the_time_of_exchanges():
   work = {"batch_steps": 10_000, "optimizer_steps": 2, "parameters": 0}
   alone = limits_of(limits.anakin, 1, **work)
   assert limits.first(alone) == (limits.DEVICE, pytest.approx(1e6))
-  four = limits_of(limits.anakin, 4, **work)  # 10 ms, and 20 ms of exchanges.
+  # 10 ms of computation, and 20 ms of exchanges.
+  four = limits_of(limits.anakin, 4, **work)
   assert limits.first(four) == (limits.EXCHANGES, pytest.approx(4e4 / 30e-3))
-  # Environments take 1 s for 10,000 steps.
+  # Environments take 1 s for 10,000 steps on 10 cores.
   steps = limits_of(limits.sync, 4, **work)
   assert limits.first(steps)[0] == limits.ENVIRONMENTS
 
@@ -124,7 +123,7 @@ def test_canned_episodes_follow_the_rules(kind):
     steps = episodes.Steps(*(x[:, None] for x in leaves))
     returns = checked.add(steps, np.arange(70)).returns
     ended += np.count_nonzero(~np.isnan(returns))
-  assert ended == 2 * 70  # Each environment, in each round of messages.
+  assert ended == 2 * 70  # Each environment, in both rounds.
 
 
 _SERVER = """

@@ -1,4 +1,4 @@
-"""Developers' benchmarks of single parts: each runs with tiny sizes."""
+"""Developers' benchmarks: each program runs with tiny sizes."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from seedx import types
 from tests import programs
 
 RUN = "ppo --num-envs 2 --hidden-sizes 4 --unroll-length 4 --epochs 1"
-# A program that trains, as a peer would: 100 env steps in each 0.1 seconds.
+# Reports progress as a peer would, at most 1,000 env steps per second.
 PEER = """
 import time
 for number in range(1, 10**6):
