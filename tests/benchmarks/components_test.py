@@ -66,7 +66,7 @@ def test_the_table_has_the_share_of_environments_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_replay_has_a_cost():
+def test_a_replay_of_a_million_steps_has_a_cost():
   for (of, figure), seconds in components.replay_alone(0.5).items():
     assert 0 < seconds < 1, (of, figure)
 
