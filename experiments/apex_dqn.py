@@ -2,8 +2,8 @@
 
   python -m experiments.apex_dqn --env CartPole-v1
 
-It starts its own actors; for several machines, see `impala`. Some defaults
-depend on the environment: `--env Pong-v5 --help` shows them.
+The program starts its own actors; for several machines, see `impala`. Some
+defaults depend on the environment: `--env Pong-v5 --help` shows them.
 """
 
 import sys

@@ -2,7 +2,7 @@
 
   python -m experiments.seed_ppo --env LunarLander-v3
 
-It starts its own actors; for several machines, see `seed_vtrace`.
+The program starts its own actors; for several machines, see `seed_vtrace`.
 Defaults depend on the environment: `--env LunarLander-v3 --help` shows them.
 """
 

@@ -3,8 +3,8 @@
   python -m experiments.seed_r2d2 --env CartPole-v1 \
     --observation-transform seedx.envs.transforms:hide_velocities
 
-It starts its own actors; for several machines, see `seed_vtrace`. Some defaults
-depend on the environment: `--env Pong-v5 --help` shows them.
+The program starts its own actors; for several machines, see `seed_vtrace`. Some
+defaults depend on the environment: `--env Pong-v5 --help` shows them.
 """
 
 import sys

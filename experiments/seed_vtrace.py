@@ -2,8 +2,8 @@
 
   python -m experiments.seed_vtrace --env CartPole-v1
 
-It starts its own actors. On several machines, run these commands instead, each
-with the options for TLS and a token that `seedx certificates --help` shows:
+The program starts its own actors. On several machines, run these commands
+instead, with the options for TLS and token in `seedx certificates --help`:
 
   python -m experiments.seed_vtrace --role learner --address 0.0.0.0:8470
   python -m seedx.join learner-host:8470

@@ -11,8 +11,8 @@ T = TypeVar("T")
 class Channel(Generic[T]):
   """A first-in, first-out queue, which any thread may fill, empty or close.
 
-  After it is closed, no call waits, and the items that are left can still be
-  taken.
+  After the queue is closed, no call waits, and the items that are left can
+  still be taken.
   """
 
   def __init__(self, capacity: int | None = None) -> None:
@@ -36,7 +36,7 @@ class Channel(Generic[T]):
     return self._closed
 
   def put(self, item: T, timeout_seconds: float | None = None) -> bool:
-    """Appends an item, once there is room for it.
+    """Appends an item when there is room for it.
 
     It waits up to `timeout_seconds`; None for no limit, 0 to return at once.
 
@@ -53,14 +53,14 @@ class Channel(Generic[T]):
       if self._closed:
         return False
       self._items.append(item)
-      if self._waiting:  # Wakes all: they may need different numbers.
+      if self._waiting:  # Wakes all: each has its own `count`.
         self._item_put.notify_all()
       return True
 
   def get(
     self, count: int = 1, timeout_seconds: float | None = None
   ) -> list[T]:
-    """Takes the oldest `count` items (at least 1), once there are that many.
+    """Takes the oldest `count` items (at least 1) when there are that many.
 
     It waits up to `timeout_seconds`; None for no limit, 0 to return at once.
 

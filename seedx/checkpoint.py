@@ -2,8 +2,8 @@
 
     <directory>/<env steps>/<item>
 
-An item is a file with the bytes of its arrays, each padded to a multiple of 64
-bytes, an index of the arrays in JSON, and the index's checksum and length.
+An item is a file of three parts: the bytes of its arrays, each padded to a
+multiple of 64; an index of the arrays in JSON; the index's checksum and length.
 Reading a file that was changed after it was written raises `Damaged`.
 
 A checkpoint exists as a whole or not at all, even if the process is killed
@@ -32,8 +32,8 @@ from seedx import files, types
 _UNFINISHED = ".unfinished"
 _REMOVED = ".removed"
 _DAMAGED = ".damaged"
-# The item with a checkpoint's score. It is written first, so that a directory
-# with no more than this is recognized as an unfinished checkpoint.
+# The item with a checkpoint's score, written first: a directory with only this
+# item is recognized as an unfinished checkpoint.
 _SCORE = "score"
 _ALIGNMENT_BYTES = 64
 _MAX_INDEX_BYTES = 2**26
@@ -85,7 +85,7 @@ class Checkpoints:
   ) -> int:
     """Writes a checkpoint, unless one with the same `env_steps` exists.
 
-    Then it deletes the checkpoints and items that are not kept.
+    Then deletes the checkpoints and items that are not kept.
 
     Args:
       env_steps: number of env steps since the start of the run.
@@ -141,7 +141,7 @@ class Checkpoints:
   def steps(self) -> list[int]:
     """Returns the env steps of all checkpoints, ascending.
 
-    Those that an older version wrote are included.
+    Checkpoints that an older version wrote are included.
     """
     return sorted(
       self._steps_named("", lambda x: _is_current(x) or _is_older(x))

@@ -1,9 +1,9 @@
 """Safe access to directories that other people may have written, such as runs.
 
 `Folder` opens regular files only, by name, relative to a descriptor of the
-directory. It never follows a link within the directory, never opens a pipe or a
-device, and never appends to a file with a second name. Links on the path to the
-directory are the user's own, and are followed.
+directory. A `Folder` never follows a link within the directory, never opens a
+pipe or a device, and never appends to a file with a second name. Links on the
+path to the directory are the user's own, and are followed.
 """
 
 import contextlib

@@ -29,7 +29,7 @@ from seedx.acting import thin_actor
 from seedx.launch import joining
 
 _GAVE_UP = 3
-# The options that are text, and those that are JSON.
+# Help for options whose values are text, and for options in JSON.
 _TEXTS = {
   "--role": "role of this process, if the run has several",
   "--listen": "address at which others reach this process, if it is a server",
@@ -117,7 +117,7 @@ class _Parser(argparse.ArgumentParser):
   """A parser that prints errors in one line."""
 
   def error(self, message: str) -> NoReturn:
-    """Exits with status 2 after one line."""
+    """Prints the message in one line, and exits with status 2."""
     self.exit(2, f"error: {message}; see --help\n")
 
 

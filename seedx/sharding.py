@@ -95,10 +95,10 @@ def put(nest: types.Tree, device: jax.Device) -> types.Tree:
 
 
 def begin_copy(array: jax.Array, device: jax.Device) -> None:
-  """Begins to copy an array of an accelerator, which `np.asarray` then ends.
+  """Begins the copy of an accelerator's array; `np.asarray` then waits for it.
 
-  The copy thus begins once the array is computed, not when a thread asks for
-  it. On CPU, where nothing is copied, the call would take 8 us.
+  The copy thus begins as soon as the array is computed, not when a thread asks
+  for it. On CPU, where nothing is copied, the call would take 8 us.
   """
   if device.platform != "cpu":
     array.copy_to_host_async()

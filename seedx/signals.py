@@ -79,8 +79,8 @@ def exit_on_signals() -> None:
   """Makes signals exit this program at once, until they are handled otherwise.
 
   A program calls this before its other imports, which take seconds and would
-  print a traceback. It also lets signals end process 1 of a container, which
-  receives only signals that it handles.
+  print a traceback. The call also lets signals end process 1 of a container,
+  which receives only signals that it handles.
   """
   for number in _handled():
     signal.signal(number, lambda number, _: os._exit(status(number)))

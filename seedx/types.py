@@ -197,7 +197,7 @@ class EnvironmentSpec:
   def without(self, *keys: str) -> "EnvironmentSpec":
     """Returns the spec without some keys of `observation`.
 
-    A model made with it does not see them; `Agent.step` and the loss still do.
+    A model made with the result does not see them; `Agent.step` and losses do.
     """
     kept = {k: v for k, v in self.observation.items() if k not in keys}
     mask = None if self.action_mask in keys else self.action_mask
@@ -255,7 +255,7 @@ class Unroll(NamedTuple):
   Attributes:
     inputs: `[L, B, ...]`, the network's inputs.
     action: `[L, B, ...]`, the actions taken.
-    extras: `[L, B, ...]`, `AgentOutput.extras`; () once no longer needed.
+    extras: `[L, B, ...]`, `AgentOutput.extras`; () when no longer needed.
     version: `[L, B]` int32, the version of the parameters that acted.
     core_state: `[B, ...]`, core state before the first step.
   """
@@ -287,9 +287,9 @@ class Share(NamedTuple):
       from, see `agents.base.Needs`.
     priorities: `[S, windows]` float32, priorities of each unroll's windows; ()
       without priorities.
-    origin: `[S, 2]` int32, a number that only one environment's unrolls have,
-      and the number of the unroll among them, from 0; () if it is unknown, or
-      not needed.
+    origin: `[S, 2]` int32, the environment's number, which no other environment
+      has, and the number of its unroll, from 0; () if it is unknown, or not
+      needed.
   """
 
   data: Tree

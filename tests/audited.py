@@ -2,8 +2,8 @@
 
   python -m tests.audited '[["plot", "RUN", "--output", "a.png"], ...]'
 
-Its last line is JSON. For each command, it has the exit status, the events that
-`Audit` recorded, and the files below the working directory that were changed.
+The last line is JSON: for each command, the exit status, the events that
+  `Audit` recorded, and the changed files below the working directory.
 """
 
 import json

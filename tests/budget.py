@@ -1,9 +1,9 @@
 """A pytest plugin that limits the CPU seconds of tests.
 
 `conftest.py` registers it. The CPU seconds of a test include those of the child
-processes that it has waited for. They are measured in units of a calibration
-loop of the same run, so that they do not depend on the speed or the load of the
-machine.
+processes that it has waited for. CPU seconds are measured in units of a
+calibration loop of the same run, so that the speed and the load of the machine
+do not matter.
 """
 
 import collections
@@ -227,8 +227,8 @@ def _share_compilations(folder, events):
   """Makes a process wait for another one that compiles the same program.
 
   JAX's persistent cache has no lock: two processes that miss a program both
-  compile it. This function wraps private functions of JAX 0.10 to 0.12. If they
-  are missing, programs are compiled twice.
+  compile it. This function wraps private functions of JAX 0.10 to 0.12. If JAX
+  lacks these, programs are compiled twice.
   """
   from jax._src import compiler
 

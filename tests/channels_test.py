@@ -24,7 +24,7 @@ def pool():
 
 @pytest.fixture
 def make(pool):
-  """Makes channels, which are closed so that threads end after a failure."""
+  """Makes channels; closes all, so that threads end after a failure."""
   made = []
 
   def make(capacity=None):

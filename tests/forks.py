@@ -1,7 +1,7 @@
 """Forks of one interpreter, in which the environments of tests run.
 
 A new interpreter needs a third of a second to import a worker's modules. A fork
-has imported them already, and is otherwise a process like any other.
+has imported these modules already, and is otherwise a process like any other.
 """
 
 import fcntl

@@ -3,11 +3,11 @@
   python -m tests.fuzz [COUNT]
 
 serves the methods of seed, impala, gorila and join, with devices and learners
-that do nothing. It sends COUNT (default: a million) streams with one mutated
-frame or handshake each, while a healthy actor is served. It raises an error
-unless every stream ends with a clean status, nothing is logged, and threads,
-open files and memory do not grow. Most streams are served in this process
-without gRPC; one in `PER_SOCKET` comes over a socket.
+that do nothing. The program sends COUNT (default: a million) streams with one
+mutated frame or handshake each, while a healthy actor is served. An error is
+raised unless every stream ends with a clean status, nothing is logged, and
+threads, open files and memory do not grow. Most streams are served in this
+process without gRPC; one in `PER_SOCKET` comes over a socket.
 """
 
 import collections

@@ -23,7 +23,7 @@ HOSTS, CORES = 2, 2
 
 @functools.cache
 def shared():
-  """Imports `learner_test`: it computes, so the hosts must join before."""
+  """Imports `learner_test`, which computes; the hosts must have joined."""
   from tests.learning import learner_test
 
   return learner_test

@@ -14,9 +14,9 @@ class Config:
   """The config of the node.
 
   Attributes:
-    folder: folder in which it makes a file, its mark, when it starts.
-    status: exit status with which it fails at once; 0 for no failure.
-    returns: whether it returns at once, and does not wait for the stop.
+    folder: folder in which the node makes a file, its mark, when it starts.
+    status: exit status with which the node fails at once; 0 for no failure.
+    returns: whether the node returns at once, without a wait for the stop.
     error: message of the `ConfigError` that status 2 raises.
   """
 

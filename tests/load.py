@@ -2,8 +2,8 @@
 
   python -m tests.load [--loops COUNT] [--all]
 
-By default, it runs the fast tests of files with processes, sockets, threads or
-timeouts. The exit status is that of pytest.
+By default, the program runs the fast tests of files with processes, sockets,
+threads or timeouts. The exit status is that of pytest.
 """
 
 import argparse

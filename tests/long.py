@@ -3,10 +3,10 @@
   .ci/long                      runs the parts that did not pass at this commit
   .ci/long --only tests/chaos/chaos_test.py --only coverage
 
-There are two more parts. One repeats the fast set with XLA's default settings,
-as users run it; the other measures the lines of the package that the fast and
-the slow set execute. The part with the oldest result comes first. The table is
-written after each part, so that an interrupted run continues with the next one.
+Two other parts repeat the fast set with XLA's default settings, as users run
+it, and measure the lines of the package that the fast and the slow set execute.
+The part with the oldest result comes first. The table is written after each
+part, so that an interrupted run continues with the next one.
 """
 
 import argparse

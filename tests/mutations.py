@@ -4,7 +4,7 @@
 
 A mutation replaces one expression under `seedx/` in a copy of the checkout. The
 program runs the fast and slow tests of the mutation's test files in the copy,
-until one of them fails. If none fails, it runs all tests, unless `--quick` is
+until one of them fails. If none fails, all tests run, unless `--quick` is
 given. First of all, the test files must pass in a copy without a mutation.
 
 The exit status is 0 if at least one test failed for every mutation. Printed

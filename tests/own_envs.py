@@ -21,8 +21,8 @@ def cartpole(**options):
 class Counting(gymnasium.Env):
   """Counts its steps; the observation is (seed, episode, step, last action).
 
-  Episode e has 2 + e % 3 steps. It terminates if e is even, and is truncated if
-  e is odd; if e % 4 == 2, both are reported. The reward is step + action.
+  Episode e has 2 + e % 3 steps, terminates if e is even, and is truncated if e
+  is odd; if e % 4 == 2, both are reported. The reward is step + action.
   """
 
   def __init__(self, log=""):

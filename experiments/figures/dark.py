@@ -2,7 +2,7 @@
 
   python -m experiments.figures.dark experiments/figures/pipelines_cartpole.png
 
-It inverts lightness and keeps hue, so that a colour means the same in both.
+Lightness is inverted and hue kept, so that colours mean the same in both.
 """
 
 import pathlib

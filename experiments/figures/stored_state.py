@@ -2,9 +2,9 @@
 
   python -m experiments.figures.stored_state
 
-It trains R2D2 on CartPole with hidden velocities, in one process. Sequences
-begin with the stored state of the LSTM or with zeros, with and without burn-in.
-Runs that already exist are not trained again.
+The program trains R2D2 on CartPole with hidden velocities, in one process.
+Sequences begin with the stored state of the LSTM or with zeros, with and
+without burn-in. Runs that already exist are not trained again.
 
 The picture shows returns and the Q-value discrepancy of Kapturowski et al.
 2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX:
@@ -98,7 +98,7 @@ def result(
   stored_state: bool,
   burn_in: int,
 ) -> Result:
-  """Measures a run, after training it if it does not exist."""
+  """Measures a run, which is trained first if it does not exist."""
   agent = r2d2.Config(stored_state=stored_state, burn_in=burn_in)
   config = sync.Config(
     env=envs.Config(
@@ -138,8 +138,9 @@ def discrepancy(
   """Returns the mean Q-value discrepancy of each step of a sequence, `[L]`.
 
   `unrolls` has K unrolls of each environment, `[L, num_envs * K, ...]`, oldest
-  first, with `period` steps from start to start. Each begins with its own core
-  state if `stored_state`, otherwise with zeros. `extras.outputs` are Q-values.
+  first, with `period` steps from start to start. Each unroll begins with its
+  own core state if `stored_state`, else with zeros. `extras.outputs` are
+  Q-values.
   """
   greedy = agent.greedy
   assert greedy is not None

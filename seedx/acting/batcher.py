@@ -34,7 +34,7 @@ class Replies:
   """A meter of the time that requests wait for replies; thread-safe."""
 
   def __init__(self, window: int = 4096) -> None:
-    """Starts without measurements; quantiles are of at most `window`."""
+    """Starts without measurements; quantiles cover up to `window` waits."""
     self._lock = threading.Lock()
     self._seconds: collections.deque[float] = collections.deque(maxlen=window)
     self._batches = 0
@@ -98,7 +98,7 @@ class Batcher(Generic[R]):
     # Unbounded, but each peer has at most one request in it.
     self._requests: collections.deque[R] = collections.deque()
     self._rows = 0
-    # Number of rows for which the thread that takes batches wakes up.
+    # Number of waiting rows at which the thread that takes batches wakes up.
     self._wake_rows: float = math.inf
     # The requests of the newest batch.
     self._taken: list[R] = []

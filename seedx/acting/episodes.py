@@ -109,7 +109,7 @@ class Episodes:
     self, steps: np.ndarray, returns: np.ndarray, index: np.ndarray | slice
   ) -> np.ndarray:
     """Returns `[B, K]` lengths, and keeps those of unfinished games."""
-    if steps.shape[1] == 1:  # Equals the code below, in a third of its time.
+    if steps.shape[1] == 1:  # Like the code below, but three times as fast.
       lengths = self._length[index] + steps[:, 0]
       self._length[index] = np.where(np.isnan(returns[:, 0]), lengths, 0)
       return lengths[:, None]

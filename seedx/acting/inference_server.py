@@ -75,7 +75,7 @@ class Session:
   def close(self) -> None:
     """Frees the slots, after a step that is under way has ended.
 
-    The server calls it when the stream ends, for whatever reason.
+    The server calls `close` when the stream ends, for whatever reason.
     """
     with self._lock:
       is_open, self._closed = not self._closed, True

@@ -59,7 +59,7 @@ class Programs:
       donates the store, see `unroll_store.act`. `rng_key` is the actor's;
       each step derives its key from it and the step's count.
     unrolled: function with the arguments of `act`, for a batch whose steps end
-      unrolls. It returns the unrolls, and leaves the store as it is.
+      unrolls. `unrolled` returns the unrolls, and leaves the store unchanged.
     priorities: function that computes priorities, see `base.priorities`.
   """
 
@@ -241,7 +241,7 @@ class LocalActor:
   def origin(self) -> types.Tree:
     """Origin of the unrolls that `observe` returned, see `types.Share`.
 
-    Read it before `act`. An environment's number is its initial seed.
+    Valid until `act` is called. An environment's number is its initial seed.
     """
     number = self._programs.layout.number(self._count)
     return self._programs.agent.needs.origin(self._seeds, number)
@@ -259,7 +259,7 @@ class LocalActor:
     self._environment.close()
 
   def _batch(self) -> unroll_store.Batch:
-    # A copy, because JAX may read it after `act` has incremented the counts.
+    # The counts are copied: JAX may read them after `act` has incremented them.
     return unroll_store.Batch(
       self._slot, self._count.copy(), self._rows.timestep
     )

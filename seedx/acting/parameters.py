@@ -18,7 +18,7 @@ from seedx.wire import server as server_lib
 class Source:
   """Server of the newest acting parameters.
 
-  One copy of a version from the device serves all clients.
+  Each version is copied from the device once, for all clients.
   """
 
   def __init__(self, newest: Callable[[], tuple[types.Tree, int]]) -> None:

@@ -1,8 +1,8 @@
 """The number of actors, and the messages between a thin actor and the learner.
 
-A thin actor opens the stream `ACT` with the hello `{"num_envs": n}`. It leases
-n slots, and the welcome has the `first_seed` of its environments. Seeds of
-actors never overlap, so an actor that restarts sees new episodes. The actor
+A thin actor opens the stream `ACT` with the hello `{"num_envs": n}`. The actor
+leases n slots, and the welcome has the `first_seed` of its environments. Seeds
+of actors never overlap, so an actor that restarts sees new episodes. The actor
 sends `types.Rows` of any of its environments, and receives their actions in the
 same order.
 """

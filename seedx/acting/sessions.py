@@ -45,7 +45,7 @@ class Session:
 
 
 class Sessions:
-  """The sessions of all connected actors; any thread may use it."""
+  """The sessions of all connected actors; thread-safe."""
 
   def __init__(
     self,

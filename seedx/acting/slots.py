@@ -10,7 +10,7 @@ from seedx import wire
 
 
 class Slots:
-  """Slots, each leased to one session at a time; any thread may use it."""
+  """Slots, each leased to one session at a time; thread-safe."""
 
   def __init__(self, num_slots: int) -> None:
     """Makes free slots from 0 to `num_slots - 1`."""

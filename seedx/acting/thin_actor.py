@@ -1,6 +1,6 @@
 """The thin actor: steps environments, and receives actions from the learner.
 
-It works without JAX. EnvPool would import JAX, so `seedx.launch` and
+A thin actor works without JAX. EnvPool would import JAX, so `seedx.launch` and
 `seedx.join` block that import in a thin actor's process.
 """
 

@@ -61,7 +61,7 @@ def run(work: Work, stop: threading.Event) -> None:
   device = jax.local_devices()[0]
   acting = jax.jit(lambda key: agent.acting(agent.init(key)))(jax.random.key(0))
   acting = jax.device_put(acting, device)
-  # Compiles before it connects, so that leased slots do not wait for it.
+  # Compiles before connecting, so that no leased slot waits for compilation.
   unroll = programs.warm_up(acting, device)
   programs.priorities(acting, unroll)
 

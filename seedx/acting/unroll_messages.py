@@ -28,10 +28,10 @@ class Experience(NamedTuple):
       computed with the actor's parameters; () for an agent without priorities.
     episode_return: `[S, L]` float32, `types.Rows.episode_return` of the new
       steps, followed by NaN.
-    wait_environments: `[]` float32, share of its time that the actor waited
-      for its environments, since the last message.
-    wait_learner: `[]` float32, share of its time that it waited for the
-      learner, since the last message.
+    wait_environments: `[]` float32, share of the time since the last message
+      for which the actor waited for its environments.
+    wait_learner: `[]` float32, share of the time since the last message for
+      which the actor waited for the learner.
   """
 
   unroll: types.Unroll

@@ -121,7 +121,7 @@ class UnrollServer:
   ) -> np.int32:
     """Takes a message's unrolls, and returns the newest parameters' version.
 
-    Their origin is `env`, `[S]`, and one `number` for all, see `types.Share`.
+    Origins are `env`, `[S]`, and one `number` for all, see `types.Share`.
 
     Raises:
       wire.Refused: CANCELLED, the run is over.
@@ -199,7 +199,7 @@ class _Session:
     """Returns the index of the first time step that was not sent before.
 
     Raises:
-      wire.Refused: INVALID_ARGUMENT, the steps before it have changed.
+      wire.Refused: INVALID_ARGUMENT, steps that were sent before have changed.
     """
     if self._overlap is None:
       return 0

@@ -61,8 +61,8 @@ def take(
   """Takes one step, and resets the acting state where an episode starts.
 
   `timestep` and `acting_state` are `[B, ...]`, and `exploration` is `[B]`, see
-  `types.Inputs`. `first`, `[B]` bool, marks the rows to reset. If it is None,
-  the rows whose `step_type` is FIRST are reset.
+  `types.Inputs`. `first`, `[B]` bool, marks the rows to reset. If `first` is
+  None, the rows whose `step_type` is FIRST are reset.
   """
   if first is None:
     first = timestep.step_type == int(dm_env.StepType.FIRST)

@@ -21,8 +21,8 @@ class AgentState:
     params: float32 parameters of the network.
     optimizer_state: state of the Optax optimizer.
     hyperparameters: `[]` float32 by name, the settings that may change at run
-      time. Learning reads them here, not from the config; only `rewards` uses
-      the config's gamma.
+      time. Learning reads settings here, not from the config; only `rewards`
+      uses the config's gamma.
     updates: `[]` int32, number of updates so far.
     resets: `[]` float32, number of resets in all batches so far, divided by the
       number of steps in a batch; see `clock`.
@@ -43,21 +43,21 @@ class AgentState:
   def clock(self) -> jax.Array:
     """`[]`, env steps learned from, divided by the number of steps in a batch.
 
-    Schedules follow it instead of `updates`, since with short episodes up to
+    Schedules follow the clock, not `updates`, since with short episodes up to
     half of all steps are resets.
     """
     return self.updates - self.resets
 
   def count_resets(self, fraction: jax.Array | float) -> "AgentState":
-    """Counts as resets all but `fraction`, `[]`, of a batch's steps."""
+    """Adds a batch's share of resets, 1 - `fraction`; `fraction` is `[]`."""
     return dataclasses.replace(self, resets=self.resets + (1.0 - fraction))
 
 
 class Gradients(NamedTuple):
   """The contribution of a batch to an update.
 
-  Both are means over the batch: those of micro-batches are averaged with the
-  weights `LossOutput.weight`.
+  Gradient and moments are means over the batch; those of micro-batches are
+  averaged with the weights `LossOutput.weight`.
 
   Attributes:
     params: gradient of the loss with respect to the parameters.
@@ -89,7 +89,7 @@ class Needs:
     divides_unrolls: whether minibatches consist of whole unrolls, not of single
       steps.
     extras: whether learning reads `AgentOutput.extras`. If not, only
-      `Agent.priorities` reads them, and no replay stores them.
+      `Agent.priorities` reads extras, and no replay stores them.
   """
 
   window: int | None = None
@@ -202,7 +202,7 @@ class Agent:
     update: `(state, rng_key, batch) -> (state, LossOutput)`.
     needs: requirements on the pipeline.
     exploration: `(num_envs) -> [num_envs]` float32, a number for each
-      environment, such as its minimum epsilon. `step` receives it in
+      environment, such as its minimum epsilon. `step` receives the number in
       `Inputs.exploration`.
     greedy: `step` with the best action instead of a sampled one; None if
       unsupported.

@@ -15,7 +15,7 @@ REPLAY = replay.Config(replay_ratio=8.0)
 
 @dataclasses.dataclass(frozen=True)
 class Config(value_based.Config):
-  """DQN's hyper-parameters, besides those of every agent with Q-values.
+  """Hyper-parameters that DQN adds to those of every agent with Q-values.
 
   Attributes:
     huber_delta: TD error above which the Huber loss is linear; 0 for the

@@ -18,7 +18,7 @@ from seedx.on_cpu import random_keys
 
 @dataclasses.dataclass(frozen=True)
 class Config(optimizers.Config):
-  """Hyper-parameters of every agent, besides those of its optimizer.
+  """Hyper-parameters that every agent has in addition to its optimizer's.
 
   Attributes:
     discount: discount factor (gamma) per env step.
@@ -140,7 +140,7 @@ class Model:
     observation, _ = _without_mask(self.spec, inputs.timestep.observation)
     timestep = inputs.timestep._replace(observation=observation)
     params = self.network.init(
-      # These draw `rng_key`'s numbers, but compile in a third of the time.
+      # Unrolled keys draw the same numbers, but compile in a third of the time.
       random_keys.unrolled(rng_key),
       inputs._replace(timestep=timestep),
       self.network.initial_core_state(1),

@@ -1,8 +1,8 @@
 """Normalization of observations to mean 0 and variance 1.
 
-It uses running statistics. Only parts with floats are normalized, not images or
-discrete parts. Statistics have one array for each normalized part; `[F]` stands
-for the part's shape.
+Means and variances are running statistics. Only parts with floats are
+normalized, not images or discrete parts. Statistics have one array for each
+normalized part; `[F]` stands for the part's shape.
 """
 
 from typing import NamedTuple
@@ -130,9 +130,9 @@ def merge(
   """Merges one batch's moments into the statistics of `updates` batches.
 
   Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing
-  sample variances", equation 2.1, for batches of equal size: each counts the
-  same, even if few of its steps are learned from. Other batches may have been
-  merged since this one was measured.
+  sample variances", equation 2.1, for batches of equal size. Each batch counts
+  the same, even if few of its steps are learned from. Other batches may have
+  been merged since this one was measured.
 
   Float32 loses the variance of a batch that was measured around a far mean.
   Such a batch keeps the variance of the previous batches; if there are none,

@@ -29,7 +29,7 @@ class Config:
       networks with learning rates of their own are clipped separately.
     transformation: function that makes an Optax optimizer to replace all of the
       above, including learning rate and clipping, such as
-      `functools.partial(optax.lion, 1e-4)`. Each process calls it. Gorila's
+      `functools.partial(optax.lion, 1e-4)`; called in each process. Gorila's
       parameter servers apply the optimizer to their shard as one vector.
   """
 
@@ -168,8 +168,8 @@ class Optimizer:
   ) -> dict[str, jax.Array]:
     """Returns the next learning rate, and the gradient norm before clipping.
 
-    Each group has its own, such as `gradient_norm_critic`. The user's own
-    optimizer has no `learning_rate` here.
+    Each group has its own rate and norm, such as `gradient_norm_critic`. The
+    user's own optimizer has no `learning_rate` here.
     """
     metrics = {}
     for key, name in (self.rates or {"": "learning_rate"}).items():

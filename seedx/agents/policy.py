@@ -23,7 +23,7 @@ class Extras(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-  """The evaluation of T steps by given parameters.
+  """The evaluation of T steps with given parameters.
 
   Attributes:
     values: `[T, B]`, V.
@@ -39,7 +39,7 @@ class Evaluated(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-  """An unroll, evaluated by the learned parameters.
+  """An unroll, evaluated with the learned parameters.
 
   Attributes:
     values: `[T + 1, B]`, V of each time step.

@@ -24,7 +24,7 @@ _SPREAD = ("advantage", "value_target", "value_error")
 
 @dataclasses.dataclass(frozen=True)
 class Config(model_lib.Config):
-  """Hyper-parameters of actor-critics, besides those of every agent.
+  """Hyper-parameters that actor-critics add to those of every agent.
 
   Attributes:
     td_lambda: lambda of TD(lambda), GAE and V-trace. With 0, a return
@@ -243,7 +243,7 @@ def _diagnosed(
 ) -> dict[str, jax.Array]:
   metrics = {name: x for name, x in means.items() if name not in variances}
   if "importance_square" in metrics:
-    # As a fraction of the number of steps: squared mean over mean square.
+    # The effective fraction of the steps: squared mean over mean square.
     square = jnp.maximum(metrics.pop("importance_square"), 1e-8)
     ratio = jnp.square(metrics["importance_weight"]) / square
     metrics["effective_sample_size"] = ratio

@@ -16,7 +16,7 @@ from seedx.on_cpu import blocks, permutations
 
 @dataclasses.dataclass(frozen=True)
 class Config(policy_gradient.Config):
-  """PPO's hyper-parameters, besides those of every actor-critic.
+  """Hyper-parameters that PPO adds to those of every actor-critic.
 
   Attributes:
     clip_epsilon: clip range of the probability ratio.
@@ -41,7 +41,7 @@ class Config(policy_gradient.Config):
   def for_images(self) -> Self:
     """Returns a copy for Atari; not measured.
 
-    It is close to Schulman et al. 2017, table 5.
+    The values are close to Schulman et al. 2017, table 5.
     """
     return dataclasses.replace(
       super().for_images(),
@@ -87,8 +87,8 @@ class Entries(NamedTuple):
     action: `[C, N, ...]`, the actions taken.
     core_state: `[N, ...]`, state of the network before each entry's first step.
     behaviour_log_prob: `[C, N]`, log mu(a) of the parameters that acted.
-    before: `[C, N, ...]`, evaluation by the parameters before the update, which
-      in `sync` and `anakin` also acted.
+    before: `[C, N, ...]`, evaluation with the parameters before the update,
+      which in `sync` and `anakin` also acted.
     advantage: `[C, N]`, GAE.
     weight: `[C, N]`, see `losses.Transitions`.
   """
@@ -128,9 +128,8 @@ Step = Callable[
 class Loss(Protocol):
   """A loss for `make`, such as PPO's own `loss`.
 
-  It is called on each learner core's part of a minibatch. On CPU it may be
-  called on one block of that part at a time, unless `make` has
-  `separable=False`.
+  A loss is called on each learner core's part of a minibatch. On CPU the part
+  may be one block at a time, unless `make` has `separable=False`.
   """
 
   def __call__(
@@ -141,7 +140,7 @@ class Loss(Protocol):
   ) -> losses.ActorCriticLoss:
     """Returns per-step losses `[C, N]` of a minibatch.
 
-    `evaluated` is the minibatch's evaluation by the learned parameters. The
+    `evaluated` is the minibatch's evaluation with the learned parameters. The
     `hyperparameters` are those of the `AgentState`, each `[]`.
     """
 
@@ -157,9 +156,9 @@ def make(
 ) -> base.Agent:
   """Makes an agent that learns as PPO does; see also `base.Config.make`.
 
-  The loss is `separable` if the losses of an entry do not depend on the other
-  entries of its minibatch, as they would through a mean over the minibatch.
-  With `target_kl`, the loss must have `approx_kl` among its diagnostics.
+  The loss is `separable` if no loss of an entry depends on other entries of its
+  minibatch. A mean over the minibatch would be such a dependence. With
+  `target_kl`, the loss must have `approx_kl` among its diagnostics.
 
   Raises:
     types.ConfigError: no action distribution fits the action spec.

@@ -22,13 +22,13 @@ REPLAY = replay.PrioritizedConfig(
 
 @dataclasses.dataclass(frozen=True)
 class Config(dqn.Config):
-  """R2D2's hyper-parameters, besides those of DQN.
+  """Hyper-parameters that R2D2 adds to those of DQN.
 
   A window is a sequence of `burn_in` steps and `sequence_length` transitions. A
-  sequence starts every `unroll_length` steps, so sequences overlap. They cross
-  the ends of episodes, where the memory is reset and returns are cut, so that
-  no padding is needed. The loss is a mean over steps, not the paper's sum over
-  the steps of a sequence. The memory also sees the previous action and reward.
+  sequence starts every `unroll_length` steps, so sequences overlap. Sequences
+  cross the ends of episodes, which reset the memory and cut returns, so that no
+  padding is needed. The loss is a mean over steps, not the paper's sum over the
+  steps of a sequence. The memory also sees the previous action and reward.
 
   Attributes:
     lstm_size: units of the LSTM, the memory if there is no `core`; 0 for no
@@ -39,7 +39,7 @@ class Config(dqn.Config):
     sequence_length: transitions after the burn-in. Gradients go no further
       back, so the memory learns to bridge at most that many steps.
     stored_state: whether a sequence begins with the memory's state from acting.
-      If not, it begins with the state at an episode's start.
+      If not, a sequence begins with the state at an episode's start.
     priority_max_share: eta; a sequence's priority is eta times its largest TD
       error plus (1 - eta) times its mean TD error.
   """
@@ -76,8 +76,8 @@ class Config(dqn.Config):
   def for_images(self) -> Self:
     """Returns a copy for Atari, near Kapturowski et al. 2019; not measured.
 
-    It has an LSTM instead of stacked frames, and rescales returns instead of
-    clipping rewards.
+    The copy has an LSTM instead of stacked frames, and rescales returns instead
+    of clipping rewards.
     """
     return dataclasses.replace(
       self,

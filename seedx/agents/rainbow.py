@@ -24,7 +24,7 @@ REPLAY = replay.PrioritizedConfig(
 
 @dataclasses.dataclass(frozen=True)
 class Config(dqn.Config):
-  """Rainbow's hyper-parameters, besides those of DQN.
+  """Hyper-parameters that Rainbow adds to those of DQN.
 
   The components are double Q-learning (`double`), dueling networks (`dueling`),
   n-step returns (`n_step` above 1), distributional returns (`num_atoms` above

@@ -18,7 +18,7 @@ from seedx.agents import windows as windows_lib
 
 @dataclasses.dataclass(frozen=True)
 class Config(windows_lib.Config):
-  """Hyper-parameters of agents with Q-values, besides those of windows.
+  """Hyper-parameters that agents with Q-values add to those of windows.
 
   Attributes:
     double: double Q-learning, where the target network evaluates the action
@@ -84,7 +84,7 @@ class Extras(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-  """A batch of streams, evaluated by the learned and the target parameters.
+  """A batch of streams, evaluated with the learned and the target parameters.
 
   Attributes:
     outputs: `[T + 1, B, ...]`, the head's outputs with the learned parameters.
@@ -233,7 +233,7 @@ def _model(
 
 
 def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
-  """Returns `AgentState.clock` where epsilon's decay ends; 0 for no decay."""
+  """Returns `AgentState.clock` when epsilon's decay ends; 0 for no decay."""
   if horizon is None:
     return 0.0
   fraction = config.epsilon_steps / horizon.env_steps
@@ -385,7 +385,7 @@ class _QNetwork:
       }
 
     gradients, shares = jax.grad(loss_share, has_aux=True)(state.params)
-    priorities = shares.pop("priorities")  # Each core keeps its own.
+    priorities = shares.pop("priorities")  # Not summed over cores.
     gradients, metrics = losses.sum_over_cores(
       (gradients, shares), self.axis_name
     )

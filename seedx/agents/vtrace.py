@@ -14,7 +14,7 @@ from seedx.agents import policy as policy_lib
 
 @dataclasses.dataclass(frozen=True)
 class Config(policy_gradient.Config):
-  """V-trace's hyper-parameters, besides those of every actor-critic.
+  """Hyper-parameters that V-trace adds to those of every actor-critic.
 
   Attributes:
     clip_rho_threshold: upper bound of the importance weights in the value

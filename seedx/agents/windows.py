@@ -30,8 +30,8 @@ class Config(model_lib.Config):
     target_rate: weight of the learned parameters when they are averaged into
       the target network (tau); 1 copies them. For Polyak averages, set
       `target_period` to 1 and this to, for example, 0.005.
-    replayed: whether the agent learns from a replay. If not, it learns from
-      each unroll once, with shorter returns at the last `n_step - 1` steps.
+    replayed: whether the agent learns from a replay; if not, from each unroll
+      once, with shorter returns at the last `n_step - 1` steps.
   """
 
   n_step: int = types.setting(3, low=1, high=2**16)
@@ -170,8 +170,8 @@ class Windows:
   def one_transition(self, steps: Steps) -> Steps:
     """Returns the n-step return of each window's first step as one transition.
 
-    Its reward is the sum of discounted rewards, its discount the product of
-    discounts. It ends at the step from which the return bootstraps.
+    The transition's reward is the sum of discounted rewards, its discount the
+    product of discounts. It ends at the step from which the return bootstraps.
     """
     bootstraps = functools.partial(losses.n_step_bootstraps, n=self.n_step)
     ends = jax.vmap(bootstraps, in_axes=1, out_axes=1)(
@@ -213,7 +213,7 @@ class Windows:
 
 
 def update_targets(config: Config, state: base.AgentState) -> base.AgentState:
-  """Updates the target parameters. Called after each update.
+  """Updates the target parameters; call it after each update.
 
       target = target + target_rate (params - target)
 

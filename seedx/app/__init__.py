@@ -2,8 +2,8 @@
 
 `Experiment`, `preset` and `main` make a training program. In a script or a
 notebook, `train` trains, and `load` returns a policy. Each name is imported
-when it is first used (`__init__.pyi` has the types), so that defining an
-experiment does not import the code that trains, and plotting imports no JAX.
+when it is first used (`__init__.pyi` has the types). Thus, defining an
+experiment imports no code that trains, and plotting no JAX.
 """
 
 import importlib

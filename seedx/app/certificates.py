@@ -2,7 +2,7 @@
 
   seedx certificates DIR --hosts learner-host,10.0.0.5
 
-This writes four files to DIR. Processes that listen, such as the learner, need
+Writes four files to DIR. Processes that listen, such as the learner, need
 `certificate.pem` and `key.pem`; all others need `ca.pem`; and all need `token`:
 
   python -m experiments.seed_vtrace --role learner --address 0.0.0.0:8470
@@ -12,7 +12,7 @@ This writes four files to DIR. Processes that listen, such as the learner, need
 
 If a process that listens gets `--tls-ca`, too, it accepts only clients that
 have the certificate and its key. The authority's key is not kept: for other
-hosts, make all files again. This needs the program openssl, version 3.
+hosts, make all files again. The command needs the program openssl, version 3.
 """
 
 import dataclasses

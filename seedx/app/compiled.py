@@ -31,10 +31,10 @@ def keep(parent: str = "", root: pathlib.Path = pathlib.Path("/")) -> None:
   """Keeps compiled programs for later starts, in this process and its children.
 
   Compiled programs are code, so the directory must be one that only this user
-  (and root) may write. It has a folder for each version of jaxlib and kind of
-  CPU, because different machines may share a home directory. The programs used
-  longest ago are removed if a folder has more than 1 GiB. If JAX's own settings
-  name a directory or turn the cache off, they apply.
+  (and root) may write. The directory has a folder for each version of jaxlib
+  and kind of CPU, because different machines may share a home directory. The
+  programs used longest ago are removed if a folder has more than 1 GiB. If
+  JAX's own settings name a directory or turn the cache off, they apply.
 
   If the default directory cannot be used, one line on stderr has the reason.
 

@@ -215,8 +215,8 @@ def _draw_panel(
 def _end(curves: Sequence[np.ndarray], key: str) -> float:
   """Returns the x at which the mean of a group ends.
 
-  In env steps, it ends with the shortest run. In wall time, it ends with the
-  longest, since time also passes for runs that have ended.
+  In env steps, the mean ends with the shortest run. In wall time, the mean ends
+  with the longest, since time also passes for runs that have ended.
   """
   last = [points[-1, 0] for points in curves]
   return max(last) if key == "wall_seconds" else min(last)

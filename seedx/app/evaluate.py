@@ -2,8 +2,8 @@
 
   seedx evaluate runs/ppo/20260131-120000 --video play.gif
 
-This plays whole episodes that the run was not trained on, prints statistics of
-their returns, and writes every return to a JSON file beside the checkpoint.
+Plays whole episodes that the run was not trained on, prints statistics of their
+returns, and writes every return to a JSON file beside the checkpoint.
 """
 
 import dataclasses

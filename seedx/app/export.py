@@ -2,9 +2,8 @@
 
   seedx export runs/ppo/20260131-120000 --output policy
 
-This writes `policy.stablehlo`, which JAX alone loads and runs on CPU, GPU or
-TPU with any batch size, and `policy.json`, which describes its inputs and
-outputs.
+Writes `policy.stablehlo`, which JAX alone loads and runs on CPU, GPU or TPU
+with any batch size, and `policy.json`, which describes its inputs and outputs.
 """
 
 import dataclasses

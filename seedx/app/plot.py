@@ -22,7 +22,7 @@ from seedx import metrics, types
 from seedx.app.cli import command_line
 from seedx.app.runs import run_dirs, statistics
 
-# For each label of a group, the lines of metrics of each of its runs.
+# By label of a group: the lines of metrics of each run.
 Groups = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 _SUFFIXES = (".png", ".svg", ".pdf")

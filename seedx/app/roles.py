@@ -18,7 +18,7 @@ def experiment_of(
   """Returns the experiment that a learner runs, if it comes with seedx.
 
   Raises:
-    types.ConfigError: it does not come with seedx.
+    types.ConfigError: the experiment does not come with seedx.
   """
   if welcome.experiment not in experiments.shipped():
     script = welcome.experiment.partition(":")[0].replace(".", "/") or "SCRIPT"

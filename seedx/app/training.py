@@ -51,8 +51,7 @@ class Config(checkpointer.Config, evaluations.Config):
       terminal has a status instead, which changes in place.
     sink: MODULE:FACTORY of your own logger; it is called with the run's
       directory and options, and returns a `metrics.Sink`.
-    profile: seconds of the run to record for XProf or Perfetto, once it learns;
-      0 for none.
+    profile: seconds of learning to record for XProf or Perfetto; 0 for none.
     compilation_cache: directory of compiled programs, with which the next run
       starts faster; seedx/compiled in the user's cache if empty, none if "off".
   """
@@ -91,7 +90,7 @@ class Run:
   Attributes:
     run_dir: directory with `config.json`, `metrics.jsonl`, `checkpoints/`,
       TensorBoard events and `learning_curve.png`. Only learner host 0 writes
-      it; on other hosts, this is the path in their options.
+      the directory; other hosts have the path in their options.
     metrics: the last line of metrics.
     evaluation: summary of the last evaluation; empty if there was none.
     restarts: number of processes that died and were started again.
@@ -140,7 +139,7 @@ def train(
   Raises:
     types.ConfigError: a setting is wrong, or the directory cannot be used.
     KeyboardInterrupt: Ctrl-C ended the run; everything is written.
-    SystemExit: another signal ended it, with the status that a shell reports.
+    SystemExit: another signal ended the run; the status is as in a shell.
     launch.hosts.LostError: another learner host has died.
     Exception: any error of one of the run's threads.
   """

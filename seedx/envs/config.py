@@ -121,9 +121,10 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
     options: any settings by their names, as JSON.
 
   Returns:
-    Settings that name a module outside seedx. `env_options` is among them if
-    `env` is, since a factory's options may name code, too (as those of
-    `gymnasium:make` do), or if an option may make a simulator read files.
+    Settings that name a module outside seedx. `env_options` is among the
+      settings if `env` is: a factory's options may name code, too, as those of
+      `gymnasium:make` do. It is also among them if an option may make a
+      simulator read files.
   """
   code = {
     name: options[name]
@@ -157,7 +158,7 @@ def _is_plain(name: str, value: Any) -> bool:
 def returns_are_sums(config: Config) -> bool:
   """Returns whether `types.Rows.episode_return` is the sum of the rewards.
 
-  It is not if EnvPool's Atari clips rewards, or ends an episode with each life.
+  The two differ if EnvPool's Atari clips rewards or ends episodes with lives.
   """
   options = config.env_options
   changed = options.get("reward_clip") or options.get("episodic_life")

@@ -38,7 +38,7 @@ class Environment(Protocol):
   def recv(self) -> types.Rows:
     """Waits for `batch_size` environments and returns their rows.
 
-    The caller owns the arrays. Call it only while at least `batch_size`
+    The caller owns the arrays. Call `recv` only while at least `batch_size`
     environments have been reset or have received an action. On a LAST step,
     whose action is ignored, an action mask without a legal action becomes one
     where all are legal.
@@ -53,8 +53,8 @@ class Environment(Protocol):
     """Sends actions to environments.
 
     Args:
-      index: `[B]` int32 indices of environments that `recv` has returned and
-        that have received no action since. B may differ from `batch_size`.
+      index: `[B]` int32 indices of environments that wait for an action: `recv`
+        has returned their rows. B may differ from `batch_size`.
       action: `[B, *action_shape]`; floats are clipped to the bounds of
         `spec.action`.
 

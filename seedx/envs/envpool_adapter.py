@@ -1,7 +1,7 @@
 """EnvPool environments as batched `dm_env` time steps.
 
-They run in EnvPool's `gymnasium` mode, since its `dm` mode reports a discount
-of 0 at a time limit.
+The environments run in EnvPool's `gymnasium` mode, since its `dm` mode reports
+a discount of 0 at a time limit.
 """
 
 import dm_env
@@ -82,8 +82,8 @@ class EnvPoolEnvironment:
     """See `envs.Environment`.
 
     `episode_return` is the raw return of a whole game, even if Atari's
-    `episodic_life` ends episodes earlier or `reward_clip` clips rewards. It
-    excludes rewards that the emulator returns during a reset.
+    `episodic_life` ends episodes earlier or `reward_clip` clips rewards. The
+    emulator's rewards during a reset do not count.
     """
     observation, reward, terminated, truncated, info = self._pool.recv()
     index = info["env_id"]

@@ -23,8 +23,8 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
 class FunctionalEnvironment:
   """Environments of JAX functions, stepped on the CPU; see `envs.Environment`.
 
-  `send` steps them, since a step is too short for a thread. `recv` only waits.
-  They cannot be rendered.
+  `send` steps the environments, since a step is too short for a thread. `recv`
+  only waits. JAX functions cannot be rendered.
   """
 
   def __init__(

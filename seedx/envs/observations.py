@@ -1,7 +1,7 @@
 """Operations on observations and actions that all environment kinds share.
 
-They add entries of `info` to observations, apply a transform, find and check
-the action mask, and check actions. All work on batches, in NumPy.
+The operations add entries of `info` to observations, apply a transform, find
+and check the action mask, and check actions. All work on batches, in NumPy.
 """
 
 import dataclasses
@@ -107,7 +107,7 @@ def leaf_spec(
   """Returns the spec of one array of an observation; 64 bits become 32.
 
   An integer that is a choice becomes a `DiscreteArray`. Other integers keep
-  their bounds. Floats lose them, since they are often placeholders.
+  their bounds. Floats lose their bounds, which are often placeholders.
   """
   dtype = narrowed(dtype)
   if low is None or high is None or not np.issubdtype(dtype, np.integer):

@@ -82,9 +82,9 @@ class ProcessEnvironment:
     self._signature = signature
     self._structure, self._env_action = signature
     self._failure = ""
-    # Indices of rows that have arrived and that `recv` has not returned.
+    # Indices of arrived rows that `recv` has not returned.
     self._ready: list[np.ndarray] = []
-    # Whether `recv` has returned an environment's row that awaits an action.
+    # Whether an environment waits for an action, after `recv` returned its row.
     self._needs_action = np.zeros(num_envs, np.bool_)
 
   def reset(self) -> None:
@@ -159,7 +159,7 @@ class ProcessEnvironment:
         worker.send(messages.STEP + worker_index.tobytes())
 
   def render(self) -> np.ndarray:
-    """See `envs.Environment`. It raises the RuntimeErrors of `recv`, too."""
+    """See `envs.Environment`; also raises the RuntimeErrors of `recv`."""
     if not self._render:
       raise types.ConfigError(
         f"{self._name} cannot be rendered: it was made without render=True"
@@ -185,7 +185,7 @@ class ProcessEnvironment:
     """Starts the processes; if one is killed meanwhile, starts all again."""
     try:
       return self._start_once(config, seed, num_threads)
-    except child.KilledError:  # By a signal, not by its environments.
+    except child.KilledError:  # Not a fault of the environments.
       child.end(self._processes)
       self._processes.clear()
       return self._start_once(config, seed, num_threads)

@@ -1,8 +1,8 @@
 """An example of an observation transform.
 
 `--observation-transform MODULE:FUNCTION` names a transform in a module of the
-current directory or an installed one. It runs in NumPy, in the process that
-receives the environments' observations.
+current directory or an installed one. The transform runs in NumPy, in the
+process that receives the environments' observations.
 """
 
 import numpy as np

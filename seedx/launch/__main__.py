@@ -1,8 +1,8 @@
 """The program that a node's process runs: `python -m seedx.launch ROLE`.
 
-It reads its work from standard input, a socket whose other end its parent
-holds. It ends when the socket closes, so it cannot outlive its parent. If it
-fails, it sends the error over the socket.
+The program reads its work from standard input, a socket whose other end its
+parent holds. The program ends when the socket closes, so it cannot outlive its
+parent. If it fails, it sends the error over the socket.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def _main() -> None:
     # Nodes wait for each result, so a thread for dispatch would only cost time.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
   else:
-    # EnvPool would import JAX: twice the memory, and a second more to start.
+    # Blocks EnvPool's import of JAX, which doubles memory and takes a second.
     sys.modules["jax"] = None  # type: ignore[assignment]
   if parent:
     multiprocessing.spawn.prepare(parent)

@@ -26,8 +26,8 @@ from jax.experimental import multihost_utils
 from seedx import signals, types
 from seedx.runtime import hosts
 
-# Seconds without a sign of life from a host, after which the others end with a
-# message. JAX's own heartbeats would end them later, by a crash.
+# Seconds without a sign of life from a host, after which the other hosts end
+# with a message. JAX's own heartbeats would end these hosts later, by a crash.
 _SILENT_SECONDS = 25.0
 _JAX_SILENT_SECONDS = 100
 _SIGN_SECONDS = 1.0
@@ -127,7 +127,8 @@ def broadcast(content: bytes) -> bytes:
     client.key_value_set(key, str(len(content)))
   size = int(client.blocking_key_value_get(key, _ANY_MILLISECONDS))
   _meet("broadcast")
-  words = np.zeros(-(-size // 4), np.uint32)  # JAX broadcasts by exact sums.
+  # JAX broadcasts by a sum over hosts, which is exact for integers.
+  words = np.zeros(-(-size // 4), np.uint32)
   if is_first:
     words.view(np.uint8)[:size] = np.frombuffer(content, np.uint8)
   received = np.asarray(multihost_utils.broadcast_one_to_all(words))
@@ -168,7 +169,7 @@ def _start(
     try:
       with _no_proxy():
         jax.distributed.initialize(
-          # JAX's own timeout crashes the process.
+          # `_wait` limits the time; JAX's own timeout would crash the process.
           initialization_timeout=_ANY_MILLISECONDS // 1000,
           heartbeat_timeout_seconds=_JAX_SILENT_SECONDS,
           **options,
@@ -204,7 +205,7 @@ def _wait(
   stop: threading.Event,
   ending: signals.Ending,
 ) -> None:
-  """Waits for the thread that connects; exits on `stop` or if it takes long."""
+  """Waits for the thread that connects; exits on `stop` or after a limit."""
   began = reminded = time.monotonic()
   while connecting.is_alive():
     connecting.join(_LOOK_SECONDS)

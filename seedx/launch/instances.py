@@ -34,19 +34,19 @@ class Running(Protocol):
     ...
 
   def status(self) -> int | None:
-    """Returns the exit status; None while it runs."""
+    """Returns the exit status; None while the instance runs."""
     ...
 
   def last_error(self) -> str:
-    """Returns the error that it reported, or ""; call once, after its end."""
+    """Returns the instance's error, or ""; call once, after the end."""
     ...
 
   def leave(self) -> None:
-    """Asks it to end."""
+    """Asks the instance to end."""
     ...
 
   def end(self, timeout_seconds: float) -> None:
-    """Waits for its end, and kills it after the timeout."""
+    """Waits for the instance's end; after the timeout, kills the instance."""
     ...
 
 
@@ -106,10 +106,10 @@ class Instances:
 class Processes(Instances):
   """The instances of some nodes as processes of this machine.
 
-  The standard input of each process is a socket from this process, and the
-  process ends when the socket closes. So all processes end when this one exits
-  in any way. They ignore signals to the process group, because this process
-  gets the signals too, and decides.
+  The standard input of each instance is a socket from this process, and the
+  instance ends when the socket closes. So all instances end, however this
+  process exits. Instances ignore signals to the process group, because this
+  process gets the signals too, and decides.
   """
 
   def __init__(self, all_nodes: list[nodes.Node], folder: str = "") -> None:
@@ -159,7 +159,7 @@ class _Instance:
     self.running = start(node.role, message)
 
   def check(self) -> bool:
-    """Restarts a dead instance once its delay is over; returns True if so."""
+    """Restarts a dead instance after its delay; True if it was restarted."""
     if self._due_seconds is None:
       status = self.running.status()
       if not status:

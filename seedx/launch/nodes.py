@@ -42,7 +42,7 @@ def share_cores(processes: int) -> None:
   """Limits XLA's threads so that several processes share the CPU cores.
 
   Without a limit, the threads of several processes slow each other down. Call
-  it before JAX computes anything; PJRT_NPROC in the environment overrides it.
+  this before JAX computes anything; PJRT_NPROC in the environment overrides it.
   """
   threads = max(1, len(os.sched_getaffinity(0)) // processes)
   os.environ.setdefault("PJRT_NPROC", str(threads))

@@ -150,7 +150,7 @@ def elsewhere(
 
   Args:
     work: function `(stop, ending)` that does the learner's work on the cluster
-      until it is done or `stop` is set. A second call must resume it.
+      until it is done or `stop` is set. A second call must resume the work.
     config: the cluster, and the resources of the learner.
     stop: event that ends the learner.
     ending: the signal that has set `stop`.
@@ -162,7 +162,7 @@ def elsewhere(
     types.ConfigError: there is no cluster, or the work cannot be sent there.
     RuntimeError: the learner has died too many times.
     SystemExit: `stop` was set before the work began, or before it began again.
-    Exception: `work` raised it.
+    Exception: the error that `work` raised.
   """
   cluster, deaths = Cluster(config), instances.Deaths("the learner")
   try:
@@ -331,7 +331,7 @@ class _Learner:
     self._stop, self._ending = threading.Event(), signals.Ending()
 
   def begin(self) -> None:
-    """Returns once the learner has a machine."""
+    """Returns when the learner has a machine."""
 
   def run(self, work: Callable[..., Any]) -> Any:
     """Runs `work`, which `stop` ends."""
@@ -341,7 +341,7 @@ class _Learner:
       return work(self._stop, ending)
 
   def stop(self, status: int) -> None:
-    """Ends the work; `status` is its exit status."""
+    """Ends the work with an exit status."""
     self._ending.status = status
     self._stop.set()
 

@@ -93,8 +93,8 @@ class Config(hosts_lib.Config):
   def parts_of_unrolls(self, replay: replay_lib.Config | None) -> int:
     """Returns the number of equal parts into which a batch of unrolls is split.
 
-    It is `parts`; or `num_cores` with a replay, whose samples are then split
-    into micro-batches instead.
+    The number is `parts`; or `num_cores` with a replay, whose samples are then
+    split into micro-batches instead.
 
     Raises:
       types.ConfigError: the replay is prioritized and `micro_batches` is above
@@ -152,7 +152,7 @@ class Learner:
 
   When acting runs concurrently, the pipeline puts shares into `inbox`, calls
   `run` on a thread, and acts with the parameters that `newest` returns. When
-  acting and learning alternate, it calls `learn_from`.
+  acting and learning alternate, the pipeline calls `learn_from`.
 
   Attributes:
     agent: the agent that learns.
@@ -202,8 +202,8 @@ class Learner:
     self._mesh = sharding.mesh(self._all_cores(config))
     init_key, rng_key = jax.random.split(rng_key)
     self._rng_key = np.asarray(jax.random.key_data(rng_key))
-    # Replicated over all cores of all hosts. Only updates may compute with it,
-    # because all hosts must run the same computation.
+    # Replicated over all cores of all hosts. Only updates may compute with the
+    # state, because all hosts must run the same computation.
     self._state = sharding.replicate(jax.jit(agent.init)(init_key), self._mesh)
     # Keeps the state consistent with its counters.
     self._changing = threading.Lock()
@@ -247,7 +247,7 @@ class Learner:
   def state(self) -> base.AgentState:
     """The newest state, on the first core of this host.
 
-    Any thread may use it: no update donates it.
+    Any thread may use this state: no update donates it.
     """
     return sharding.local(self._state)
 
@@ -341,7 +341,7 @@ class Learner:
   def newest(self, device: jax.Device | None = None) -> tuple[types.Tree, int]:
     """Returns the newest computed acting parameters, and their version.
 
-    They are on `device`; on the first of `acting_on` if None.
+    The parameters are on `device`; on the first of `acting_on` if None.
     """
     return self._published.newest(device)
 
@@ -467,7 +467,7 @@ class Learner:
   def _zeros(self, shares: Sequence[types.Share]) -> list[types.Tree]:
     """Returns each core's part of a batch of zeros; allocates the replay."""
     needs, batch = self.agent.needs, self._source.example(shares)
-    # New priorities are those of a whole batch.
+    # New priorities need a whole batch.
     if not (needs.whole_batches or batch.windows):
       self.blocking.divisible = sharding.size(batch.parts[0], needs.specs)
     return [jax.tree.map(jnp.zeros_like, part) for part in batch.parts]

@@ -26,9 +26,9 @@ class Plan:
     processes: number of processes that learn together, each with its own
       replay.
     unroll_length: number of new env steps of an unroll (T).
-    num_envs: number of environments of all processes, if each steps on its own
-      and unrolls go to the learner cores in turn; 0 if each core has the
-      unrolls of its own environments, which step together.
+    num_envs: number of environments of all processes, which step independently,
+      and whose unrolls go to the learner cores in turn; 0 if environments step
+      together, and each core has the unrolls of its own.
   """
 
   total_steps: int
@@ -124,7 +124,8 @@ class Plan:
     """
     if self.replay is None:
       return experience.Once()
-    # Equal parts of the env steps, so that processes make equally many updates.
+    # Each process counts an equal part of the env steps, and so makes equally
+    # many updates.
     count_steps = None
     if acted is not None:
       count_steps = functools.partial(self._steps_of_process, acted)

@@ -14,8 +14,8 @@ from seedx.learning import pending
 class Published:
   """The newest acting parameters on each device that acts.
 
-  An update may still be computing the newest parameters. Until it has ended,
-  `newest` returns older ones, so that acting does not wait for learning.
+  An update may still be computing the newest parameters. Until the update has
+  ended, `newest` returns older ones, so that acting does not wait for learning.
   """
 
   def __init__(self, devices: Sequence[jax.Device]) -> None:
@@ -40,7 +40,7 @@ class Published:
   def newest(self, device: jax.Device | None = None) -> tuple[types.Tree, int]:
     """Returns the newest computed parameters on a device, and their version.
 
-    The device is the first one if None.
+    A `device` of None is the first device.
     """
     with self._lock:
       self._drop_older()

@@ -84,11 +84,11 @@ class CoreReplay:
 class Replayed(experience.Experience):
   """Experience that samples windows from a replay on each core.
 
-  After one share per core, it yields the batches that are due by the replay
-  ratio, and takes no new shares until they are learned from: neither acting nor
-  learning can run ahead. With priorities, each batch is sampled before the
-  previous one is learned from, so it lacks the new priorities of the previous
-  one.
+  After one share per core, the source yields the batches that are due by the
+  replay ratio, and takes no new shares until these are learned from: neither
+  acting nor learning can run ahead. With priorities, each batch is sampled
+  before the previous one is learned from, so it lacks the new priorities of the
+  previous one.
 
   Attributes:
     states: state of each core's replay; it may change while shares are added,
@@ -227,7 +227,7 @@ class Replayed(experience.Experience):
   def restore(self, saved: Mapping[str, np.ndarray]) -> None:
     """Takes saved arrays by path, to restore them with the first shares.
 
-    If they do not fit, the replays start empty, which a warning reports.
+    If the arrays do not fit, the replays start empty, which a warning reports.
     """
     self._restored = saved
 
@@ -271,7 +271,7 @@ class Replayed(experience.Experience):
   ) -> list[types.Tree]:
     """Restores what was saved; returns the states of the replays.
 
-    If it does not fit, nothing is restored, and the states are the empty ones.
+    If saved arrays do not fit, nothing is restored: all replays are empty.
     """
     keys = [jax.random.key_data(key) for key in self._keys]
     num_cores = sum(name.startswith("keys/") for name in saved)

@@ -53,7 +53,7 @@ def ppo(
   Args:
     values: `[T]` float, V.
     log_prob: `[T]` float, log pi(a_t).
-    behaviour_log_prob: `[T]` float, log mu(a_t) by the acting parameters.
+    behaviour_log_prob: `[T]` float, log mu(a_t) of the acting parameters.
     entropy: `[T]` float, entropy of pi.
     advantage: `[T]` float, A, which may be normalized.
     target: `[T]` float, G, the value target.

@@ -24,7 +24,7 @@ def mean_share(
 
   Args:
     values: `[...]`.
-    weights: `[...]`, the same shape, not negative.
+    weights: `[...]`, shaped like `values`, not negative.
     axis_name: name of the mesh axis that shards the batch; None for one core.
 
   Returns:

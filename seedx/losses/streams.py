@@ -49,7 +49,7 @@ def log_ratio(log_prob: jax.Array, behaviour_log_prob: jax.Array) -> jax.Array:
   Clipping keeps rho and its gradient finite; a clipped ratio has no gradient.
 
   Args:
-    log_prob: `[T]`, log pi(a) by the learned parameters.
+    log_prob: `[T]`, log pi(a) of the learned parameters.
     behaviour_log_prob: `[T]`, log mu(a), whose gradient is stopped.
 
   Returns:
@@ -108,8 +108,8 @@ def transitions(
   """Makes transitions of a stream, and separates its episodes.
 
   A reset, the transition from an episode's LAST step to the next FIRST, is not
-  experience. It gets the reward `values[LAST]` and the discount 0, so its TD
-  error is exactly 0 and no trace crosses it. A truncated episode bootstraps
+  experience. A reset gets the reward `values[LAST]` and the discount 0, so its
+  TD error is exactly 0 and no trace crosses it. A truncated episode bootstraps
   from the value of its own LAST step. So each step has the same loss as if its
   episode were computed separately.
 

@@ -54,7 +54,7 @@ def vtrace(
   Args:
     values: `[T + 1]` float, V of each time step.
     log_prob: `[T]` float, log pi(a_t).
-    behaviour_log_prob: `[T]` float, log mu(a_t) by the acting parameters.
+    behaviour_log_prob: `[T]` float, log mu(a_t) of the acting parameters.
     entropy: `[T]` float, entropy of pi.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
     reward: `[T + 1]` float, reward that arrived with each time step.

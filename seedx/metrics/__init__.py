@@ -1,7 +1,7 @@
 """Metrics of a run: meters that measure them, and sinks that write them.
 
-A line of metrics is a flat mapping of names to values. A pipeline makes it and
-every sink receives it unchanged. `events` (TensorBoard's files) and `status` (a
+A line of metrics is a flat mapping of names to values. Every sink receives the
+line that a pipeline makes. `events` (TensorBoard's files) and `status` (a
 terminal) are not imported here, since they load tensorboardX and Rich.
 """
 

@@ -39,9 +39,9 @@ _EVIDENCE = {
 class Console:
   """A Sink that shows the progress of a run.
 
-  On a terminal, it updates a status of three lines in place. Elsewhere, for
-  example in a log file, it prints the rows of a table. Before the first update,
-  it shows the reason for waiting and its duration.
+  On a terminal, the sink updates a status of three lines in place. Elsewhere,
+  for example in a log file, it prints the rows of a table. Before the first
+  update, status and table show the reason and the duration of the wait.
   """
 
   def __init__(
@@ -119,7 +119,7 @@ class Console:
       left = "0s"
     else:
       left = _duration(left_steps / rate) if rate else "-"
-    # Rounded down, so that 100% means that the run is complete.
+    # Rounded down: only a complete run shows 100%.
     percent = int(min(100 * steps / max(self._total_steps, 1), 100))
     label, (bottleneck, evidence) = "bottleneck: ", _diagnosis(line)
     if without := _number(line, "steps_without_episode"):

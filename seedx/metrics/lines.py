@@ -19,7 +19,7 @@ _MAX_LINE_BYTES = 2**20
 def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """Reads the lines of metrics that `JsonLines` wrote to a file.
 
-  The run may still be training. If it was resumed, the lines that it had
+  The run may still be training. If the run was resumed, the lines that it had
   written after the last checkpoint are dropped, so that `env_steps` and
   `wall_seconds` never decrease.
 

@@ -99,7 +99,7 @@ class Background:
   """A Sink that passes lines to another sink on a separate thread.
 
   `write` does not wait. After an OSError, the line is lost and the next line is
-  tried. A message on stderr reports the first lost line; once writing works
+  tried. A message on stderr reports the first lost line; when writing works
   again, another one reports the number of lost lines. After any other error,
   the sink receives no more lines. If the sink hangs, lines are dropped, and
   their number is printed at the end.

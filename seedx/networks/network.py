@@ -32,8 +32,8 @@ class Core(Protocol):
   def initial_state(self, batch_size: int) -> types.Tree:
     """Returns the state at the start of an episode, `[batch_size, ...]`.
 
-    It is a nest of only dictionaries, tuples and NamedTuples, because it is
-    sent to other processes. The method is called without variables, so the
+    The state is a nest of only dictionaries, tuples and NamedTuples, because it
+    is sent to other processes. The method is called without variables, so the
     state cannot depend on parameters.
     """
 
@@ -76,7 +76,7 @@ class Network(nn.Module):
     observation: leaves of the observation's nest of specs.
     action: action spec.
     head: module that maps the features `[T, B, F]` of each tower, one argument
-      per tower, to a nest of `[T, B, ...]`. It also takes `action` if the
+      per tower, to a nest of `[T, B, ...]`. The head also takes `action` if the
       network is called with one.
     towers: one or several towers; the names of their modules are keys of the
       parameters.

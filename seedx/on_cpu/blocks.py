@@ -27,7 +27,7 @@ def gradient(
   """Computes the gradient of a sum over a batch.
 
   Args:
-    function: function of parameters and a part of the batch. It returns a sum
+    function: function of parameters and a part of the batch that returns a sum
       over the part, and outputs `[T, N, ...]` of its N entries of T steps.
     params: parameters to differentiate with respect to.
     batch: nest of arrays.

@@ -1,7 +1,7 @@
 """Strided convolutions of images, computed as matrix products.
 
 On CPU this saves 95% of the time of `anakin_ppo --env seedx:Breakout-MinAtar`,
-because XLA's own convolution is slow within a loop. It saves nothing in
+because XLA's own convolution is slow within a loop. Nothing is saved in
 `seed_vtrace --env Pong-v5`, which learns outside of a loop. Other platforms use
 XLA's convolution. The choice is made when a program is compiled.
 """

@@ -1,10 +1,10 @@
 """Nests of arrays whose small leaves are packed into one array.
 
 On CPU this saves 20% of the time in which a prioritized replay of 2^20 steps
-adds, samples and updates 512 steps, and 1% of `apex_dqn`. It is used on all
-platforms. A program that reads or writes a few rows spends its time on starting
-and ending the work on each array. With more than eight arrays, XLA also waits
-for other threads.
+adds, samples and updates 512 steps, and 1% of `apex_dqn`. Packing is used on
+all platforms. A program that reads or writes a few rows spends its time on
+starting and ending the work on each array. With more than eight arrays, XLA
+also waits for other threads.
 """
 
 import dataclasses

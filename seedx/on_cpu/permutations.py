@@ -1,7 +1,7 @@
 """Random permutations without a sort.
 
 On CPU this saves 29% of the time of `anakin_ppo` with 512 environments and
-unrolls of 128. It is used on all platforms, so that they draw the same numbers.
+unrolls of 128. All platforms use this code, so that they draw the same numbers.
 """
 
 import jax

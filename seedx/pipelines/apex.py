@@ -4,12 +4,12 @@
     actor: EnvPool <-> act ----- priorities ----<        | batches        |
     actor: EnvPool <-> act --'  <- parameters    '--- update ---> new priorities
 
-This is IMPALA with a replay between actors and updates. Each environment has an
-epsilon of its own. Actors compute the priorities of their n-step transitions
+Ape-X is IMPALA with a replay between actors and updates. Each environment has
+an epsilon of its own. Actors compute the priorities of their n-step transitions
 from TD errors under their own parameters. The learner samples transitions in
-proportion to priority ** alpha, and writes new priorities back. It alternates
-between adding experience and updating, at a fixed ratio, and actors wait while
-its queue is full. So neither side runs ahead of the other.
+proportion to priority ** alpha, and writes new priorities back. The learner
+alternates between adding experience and updating, at a fixed ratio, and actors
+wait while its queue is full. So neither side runs ahead of the other.
 
 Horgan et al. 2018, "Distributed Prioritized Experience Replay",
 https://arxiv.org/abs/1803.00933, figure 1 and algorithms 1 and 2.

@@ -6,9 +6,9 @@
 
 Actors compute actions on their CPUs, send whole unrolls, and fetch newer
 parameters between unrolls: after each one, or every `fetch_interval` env steps.
-They wait while the learner's queue is full. An unroll is some updates old when
-the learner uses it. V-trace corrects for that, and the metric `policy_lag` is
-the mean number of these updates.
+Actors wait while the learner's queue is full. An unroll is some updates old
+when the learner uses it. V-trace corrects for this age, and the metric
+`policy_lag` is the mean number of these updates.
 
 Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance
 Weighted Actor-Learner Architectures", https://arxiv.org/abs/1802.01561, figure

@@ -59,8 +59,8 @@ class Prioritized:
 
   where p_i is the priority of window i of N, plus 1e-6. The maximum is over the
   windows of the sample with a priority above 1e-6, so not over resets, whose
-  priority is 0. Weights are at most 1. The ring and its windows are those of
-  `Uniform`.
+  priority is 0. Weights are at most 1. `Uniform` describes the ring and its
+  windows.
 
   Attributes:
     capacity: capacity in unrolls; new ones overwrite the oldest.
@@ -193,7 +193,7 @@ class Prioritized:
   ) -> PrioritizedState:
     """Sets the leaves of forgotten unrolls to 0, from number `oldest` on.
 
-    It does nothing while all unrolls share rows, because then each new unroll
+    Does nothing while all unrolls share rows, because then each new unroll
     takes the entry of a forgotten one.
     """
     ring, num_windows = state.ring, self._ring.num_windows(state.ring)

@@ -11,7 +11,7 @@ class Ratio:
   """A count of the batches that are due by the replay ratio.
 
   `take` charges a batch as if it had no resets. `learned` corrects the charge
-  once the number of env steps in the batch is available.
+  when the number of env steps in the batch is available.
 
   Attributes:
     env_steps: number of env steps added so far.

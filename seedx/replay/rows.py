@@ -40,9 +40,9 @@ class Ring:
   """The sizes of a ring, and pure functions over its `Book`.
 
   Unrolls are forgotten in the order in which they were added. An unroll shares
-  rows only if they are at most `late` rows older than its first own row. It is
-  forgotten `late` rows before that row is overwritten, so its shared rows are
-  still there until then.
+  rows only if they are at most `late` rows older than its first own row. The
+  unroll is forgotten `late` rows before that row is overwritten, so its shared
+  rows are still there until then.
 
   Attributes:
     capacity: capacity in unrolls.
@@ -72,8 +72,8 @@ class Ring:
     length, size = share.data.version.shape
     if isinstance(share.origin, tuple) or period is None:
       return cls(capacity, length, length)
-    # A search for shared rows takes time. It would save little memory in a
-    # small replay, or without stacked frames or burn-in.
+    # A search for shared rows takes time. The search would save little memory
+    # in a small replay, or without stacked frames or burn-in.
     is_small = size * length > capacity * period
     if is_small or length - period < _MIN_SHARED * length:
       return cls(capacity, length, length)
@@ -164,7 +164,7 @@ class Ring:
     return place % self.num_rows, ends[-1] % self.num_rows
 
   def _continued(self, book: "Book", origin: jax.Array) -> _Continued:
-    """Finds the unrolls that new ones continue, unless they are too old."""
+    """Finds the unrolls that new ones continue, except those too old."""
     size = len(origin)
     own = book.inserted + jnp.arange(size)[:, None]
     if self.in_order:
@@ -222,7 +222,7 @@ class Ring:
   ) -> jax.Array:
     """Returns the rows to write, `[S, L]`; R for steps that are stored already.
 
-    An unroll also writes the last step of the unroll that it continues, since
+    An unroll also writes the last step of the unroll that it continues, because
     the agent may have acted on it again, with newer parameters.
     """
     size = len(place)
@@ -260,7 +260,7 @@ class Book:
   Attributes:
     unrolls: `[capacity, L + 2]` int32, the row of each time step of an unroll,
       then its origin, see `types.Share`; `[0, L + 2]` if unrolls share no rows.
-      Both are in one array because each array costs time, see `on_cpu.packing`.
+      Rows and origin share one array to save time, see `on_cpu.packing`.
     next_row: `[]` int32, row of the next new time step; 0 without shared rows.
     oldest: `[]` int32, number of the oldest unroll that is kept.
     inserted: `[]` int32, number of unrolls added so far.

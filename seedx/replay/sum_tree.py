@@ -67,8 +67,8 @@ def total(tree: Tree) -> jax.Array:
 def find(tree: Tree, start: jax.Array, offset: jax.Array) -> jax.Array:
   """Returns the first leaf at which the cumulative sum exceeds an amount.
 
-  The amount is `start + offset`. The two are separate because their float32 sum
-  would be too coarse to distinguish small leaves.
+  The amount is `start + offset`. These two are separate because their float32
+  sum would be too coarse to distinguish small leaves.
 
   Args:
     tree: sum tree with at least one leaf above 0.

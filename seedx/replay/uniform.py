@@ -3,7 +3,7 @@
 Consecutive unrolls have steps in common, because a window begins at each step
 of an environment, or because sequences overlap. The unrolls share the rows of
 these steps in the replay. Frames are stored one by one, even for agents that
-see stacks of frames: a window begins with the frames before its first
+see stacks of frames. A window begins with the frames before its first
 transition, and the agent stacks them again.
 """
 
@@ -107,7 +107,7 @@ class Uniform:
 
     Raises:
       AssertionError: axes other than S differ from the example of `init`, or S
-        is several times as large as there.
+        is several times the example's.
     """
     size = share.data.version.shape[1]
     entry = self.next_entries(state, size)

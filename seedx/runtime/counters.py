@@ -105,8 +105,8 @@ class Acted:
   def score(self) -> float | None:
     """Returns the mean of `returns` for decisions, such as the best checkpoint.
 
-    It is None before `all_have_ended`, and while some environment has not ended
-    an episode for much longer than before.
+    The mean is None before `all_have_ended`, and while some environment has not
+    ended an episode for much longer than before.
     """
     if not self.all_have_ended or self._rounds.is_overdue(self._env_steps):
       return None
@@ -177,7 +177,7 @@ class Environments:
     """Counts experience, see `Acted.add`.
 
     Args:
-      env_steps: number of new env steps of all of these environments.
+      env_steps: number of new env steps, summed over these environments.
       index: `[B]` numbers, or a slice: the environment of each row of `returns`
         and `lengths`; all are different, and none has left.
       returns: `[B, ...]`, as in `Acted.add`; each row's oldest game first.
@@ -259,7 +259,7 @@ class _Rounds:
   def have_all_ended(self) -> bool:
     """Whether at some time every environment had ended an episode.
 
-    It remains True when environments join later, such as those of a restarted
+    Remains True when environments join later, such as those of a restarted
     actor: they change the mean little.
     """
     return self._never == 0 or self._have_all_ended
@@ -277,7 +277,7 @@ class _Rounds:
   def steps_without(self, env_steps: int) -> int:
     """Returns the number of env steps since the newest episode ended.
 
-    It is 0 until the number exceeds that of the previous round.
+    Returns 0 until the number exceeds the env steps of the previous round.
     """
     with self._lock:
       since = env_steps - self._last_steps
@@ -293,7 +293,7 @@ class _Rounds:
   def leave(self, last_rounds: np.ndarray) -> None:
     """Removes environments when the next episode of another one ends.
 
-    If it removed them at once and all left, a biased mean would seem unbiased.
+    If all left and were removed at once, a biased mean would seem unbiased.
 
     Args:
       last_rounds: one number for each environment that leaves, see `add`.

@@ -56,8 +56,8 @@ class Watch:
   Attributes:
     saver: saver of the run; None before there is anything to save.
     leaving: functions that end the processes that this process has started.
-      They are called, the last one first, if this process ends without waiting
-      for threads that hang.
+      These functions are called, the last one first, if this process ends
+      without waiting for threads that hang.
   """
 
   def __init__(
@@ -72,9 +72,9 @@ class Watch:
       ending: has the time of a signal; its thread calls `look`.
       hang_seconds: seconds without progress after which the threads of the run
         are reported.
-      leaves: whether to end the process about 10 seconds after a signal even if
-        a thread hangs; later while a checkpoint is written or a sink is closed,
-        or if the run was slow before.
+      leaves: whether to end the process about 10 seconds after a signal, even
+        if a thread hangs. Saving, closing sinks and earlier pauses of the run
+        prolong this time.
     """
     self.saver: Saver | None = None
     self.leaving: list[Callable[[], None]] = []
@@ -118,7 +118,7 @@ class Watch:
     self._written_seconds = self._moved_seconds = time.monotonic()
 
   def end(self) -> None:
-    """Stops reporting hangs, since the threads of the run have ended."""
+    """Stops reporting hangs, because the threads of the run have ended."""
     self._is_over = True
 
   @contextlib.contextmanager
@@ -135,7 +135,7 @@ class Watch:
         self._is_closing, self._closed_seconds = False, time.monotonic()
 
   def close(self) -> None:
-    """Ends the watch, since everything is saved."""
+    """Ends the watch, because everything is saved."""
     with self._end_lock:
       self._ending.watch, self._is_closed = None, True
 

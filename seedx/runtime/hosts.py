@@ -3,8 +3,8 @@
 Each host learns from its own experience. What all hosts need, such as the
 number of env steps, or whether one of them wants to stop, is summed over the
 hosts in the update itself. Every host reads the sums with the metrics of that
-update, one update later. So all hosts act on them after the same update, and no
-host waits for another in between.
+update, one update later. So all hosts act on the sums after the same update,
+and no host waits for another in between.
 """
 
 import dataclasses
@@ -283,7 +283,7 @@ class _Acted(counters.Acted):
     return taken
 
   def add_all(self, counts: _Counts, totals: np.ndarray) -> None:
-    """Adds all hosts' sums; the mean stands for each episode's numbers."""
+    """Adds all hosts' sums; each episode gets the mean return and length."""
     episodes = max(1, counts.episodes)
     means = np.full((2, counts.episodes), (totals / episodes)[:, None])
     super().add(counts.env_steps, *means)

@@ -10,7 +10,7 @@ _ROOT = pathlib.Path("/")
 def free_bytes(device: jax.Device, root: pathlib.Path = _ROOT) -> int | None:
   """Returns the free bytes of a device's memory; None if they are unknown.
 
-  On CPU they are the machine's available memory, or less if the limits of this
+  On CPU these are the machine's available memory, or less if the limits of this
   process's control groups (containers, SLURM) leave less.
   """
   if device.platform != "cpu":

@@ -45,7 +45,7 @@ class Replay(Protocol):
 
     Returns:
       A function that returns the snapshot as a nest of arrays. Any thread may
-      call it, and it may wait.
+      call the function, which may wait.
     """
 
   def restore(self, saved: Mapping[str, np.ndarray]) -> None:

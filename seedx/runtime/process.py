@@ -1,8 +1,8 @@
 """The interface of pipelines: a `Config`, and the `Process` that it makes.
 
-A pipeline's `Config` describes a run and starts nothing. Its `learn(context)`
-returns a `Process`: what runs in the learner's process. `running.run` runs it,
-in the same way for all pipelines.
+A pipeline's `Config` describes a run and starts nothing. The config's
+`learn(context)` returns a `Process`: what runs in the learner's process.
+`running.run` runs the `Process`, in the same way for all pipelines.
 """
 
 import abc
@@ -61,7 +61,7 @@ class Config(abc.ABC):
 
   def with_sockets(self, folder: str) -> Self:
     """Returns the config with a socket in `folder` for each missing address."""
-    del folder  # This config has no address.
+    del folder  # Only a `ServerConfig` has an address.
     return self
 
   def nodes(self) -> list[nodes_lib.Node]:
@@ -172,8 +172,8 @@ class Process:
     parts: parts that a checkpoint saves, by name; `acted` is one of them. A
       part whose state is in other processes also has `form()`, which returns
       the state's shapes.
-    replay: replay that the run learns from; None if there is none. It is saved
-      separately, because it may be too large.
+    replay: replay that the run learns from; None if there is none. The replay
+      is saved separately, because it may be too large.
     policy: maps saved parts to acting parameters, see `base.Agent.acting`.
     measures: sources of the metrics of a line, in order.
     done: returns whether the run has reached its end; None for `acted.is_done`.

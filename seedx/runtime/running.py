@@ -92,8 +92,8 @@ class ThreadGroup:
   """Threads that stop together: if one fails, all stop.
 
   Attributes:
-    stop: event that ends the threads. Some waits end with it, the
-      others when `run` calls `Process.stopping`.
+    stop: event that ends the threads. Some waits end with the event, the others
+      when `run` calls `Process.stopping`.
   """
 
   def __init__(

@@ -45,13 +45,13 @@ metadata, which gRPC encodes as base64). The value is a JSON object in UTF-8::
 Columns are the leaves of a nest in order. The names are positions (`0`, `1`,
 ...) in tuples and lists, fields in NamedTuples, and sorted keys in dicts. If
 the whole nest is one array, its name is empty. The server compares `protocol`
-and `columns`, including their order and names, with its own. If they agree, it
-answers at once with initial metadata under the same key: a JSON object with
-`protocol`, `max_rows` and `columns` of the *replies*, and `welcome`, a JSON
-object from the session. The client should compare the columns with those that
-it expects. The answer may have up to 1 MiB: raise `grpc.max_metadata_size`.
-The client's object may have up to 16 KiB plus four times the size of its
-columns, and at most 1 MiB; the server refuses a larger one without reading it.
+and `columns`, including their order and names, with its own. If they agree, the
+server answers at once with initial metadata under the same key: a JSON object
+with `protocol`, `max_rows` and `columns` of the *replies*, and `welcome`, a
+JSON object from the session. The client should compare the columns with its
+own. The answer may have up to 1 MiB: raise `grpc.max_metadata_size`. The
+client's object may have up to 16 KiB plus four times the size of its columns,
+and at most 1 MiB; the server refuses a larger one without reading it.
 
 **Messages.** Requests and replies have the same form. All integers are
 little-endian::
@@ -71,8 +71,9 @@ handshake above, 3 rows have 16 + 8 (4 and 4 of padding) + 16 (12 and 4) + 24
 (18 and 6) = 64 bytes. A reply need not have as many rows as its request.
 
 **Messages on one machine.** gRPC needs ten times the CPU time of a plain
-socket, so a client of a unix socket may ask for one by `"pipe": true` in its
-JSON object. If the server's object then has a `pipe` of 32 hexadecimal digits:
+socket. A client of a unix socket may ask for a plain socket by `"pipe": true`
+in its JSON object. If the server's object then has a `pipe` of 32 hexadecimal
+digits:
 
   * The client connects within 5 s to the unix socket whose path is the server's
     with `-messages` appended, and within 1 s more sends the 16 bytes that the

@@ -10,8 +10,8 @@ from seedx import trees, types
 PATH_PREFIX = "/seedx/"
 METADATA_KEY = "seedx-layout-bin"
 METADATA_BYTES = 1 << 20
-# A client loses its place if its next message is this late. It may need
-# minutes to compile, to reset a slow simulator, or to step it for an unroll; a
+# A client loses its place if its next message is this late. A client may need
+# minutes to compile, to reset a slow simulator, or to step it for an unroll. A
 # stream that has no content for longer sends empty messages.
 SILENT_SECONDS = 300.0
 # With these options, both ends notice a lost connection after 40 s.

@@ -104,7 +104,7 @@ class Stream:
     """
     try:
       message = self._pipe.receive() if self._pipe else None
-      if message is None:  # No pipe, or its end: gRPC has the rest.
+      if message is None:  # There is no pipe, or it has ended.
         message = next(self._call, None)
     except grpc.RpcError as error:
       if self._request_error is not None:
@@ -228,8 +228,8 @@ _streams_lock = threading.Lock()
 def _end_streams() -> None:
   """Ends the open streams before Python stops their threads.
 
-  Otherwise, gRPC may wait forever for the lock of a call that a stopped thread
-  holds, and a thread that is stopped within gRPC's C++ may abort the program.
+  Otherwise, gRPC may wait forever for a call's lock that a stopped thread
+  holds. A thread that is stopped within gRPC's C++ may abort the program.
   """
   with _streams_lock:
     streams, senders = list(_streams), list(_senders)
@@ -312,9 +312,9 @@ class Client:
   ) -> Stream:
     """Opens a stream and waits until the server has accepted it.
 
-    Then a daemon thread iterates `requests`, nests of `[rows, ...]` arrays. It
-    does not wait for replies, only for room in the buffers of the connection.
-    `hello` is a JSON object for the session.
+    Then a daemon thread iterates `requests`, nests of `[rows, ...]` arrays. The
+    thread does not wait for replies, only for room in the buffers of the
+    connection. `hello` is a JSON object for the session.
 
     Raises:
       WireError: the server refused the stream, or there is no server.

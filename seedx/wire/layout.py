@@ -113,8 +113,8 @@ class Layout:
     columns: leaves in the order of their bytes.
     max_rows: maximum number of rows in a message, at least 1; exactly 1 if all
       columns are `once`.
-    structure: nest with each leaf replaced by its column's number. It does not
-      count in comparisons of layouts.
+    structure: nest with each leaf replaced by its column's number. The
+      structure does not count in comparisons of layouts.
   """
 
   columns: tuple[Column, ...]
@@ -148,7 +148,7 @@ class Layout:
           " rename a key"
         )
     structure = tree.unflatten_as(specs, list(range(len(columns))))
-    _fill(structure, names)  # To refuse unsupported containers.
+    _fill(structure, names)  # Refuses unsupported containers.
     has_rows = not all(column.once for column in columns)
     layout = cls(columns, max_rows if has_rows else 1, structure)
     if layout.message_bytes(max_rows) > MAX_MESSAGE_BYTES:
@@ -445,5 +445,5 @@ def _in_words(column: Any) -> str:
     return f"{column!r:.200}"
 
 
-# Layout of messages without content, which only show that they were sent.
+# Layout of messages without content, of which only the arrival matters.
 NOTHING = Layout.of((), 1)

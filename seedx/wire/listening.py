@@ -126,8 +126,8 @@ class Listener:
 class _Expected:
   """A client that is expected to connect, for which one thread waits.
 
-  It has an event of its own, so that a client that connects wakes up only this
-  thread, not all threads that wait for clients.
+  Each has its own event, so that a client that connects wakes up only the
+  thread that waits for it.
   """
 
   has_connected: threading.Event = dataclasses.field(

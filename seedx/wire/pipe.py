@@ -134,7 +134,8 @@ class Pipe:
         f"expected a message of at most {self._max_bytes} bytes, found one of"
         f" {size}"
       )
-    message = np.empty(size, np.uint8).data  # Unlike a bytearray, not set to 0.
+    # A bytearray would be set to 0 first.
+    message = np.empty(size, np.uint8).data
     message[: len(header)] = header
     return message
 
@@ -160,7 +161,7 @@ def _header() -> memoryview:
 def is_at(path: str) -> bool:
   """Returns whether there is a socket for messages beside a server's socket.
 
-  There is none if only the server's socket was forwarded or mounted.
+  No such socket exists if only the server's socket was forwarded or mounted.
   """
   try:
     return stat.S_ISSOCK(os.stat(beside(path)).st_mode)

@@ -13,8 +13,8 @@ _log = logging.getLogger("seedx.wire")
 class Pipes:
   """A thread that calls a pipe's function when the pipe can receive or send.
 
-  After each call it ignores the pipe until `wait` is called. Thus a stream
-  needs no thread of its own that wakes up for each message.
+  After each call, the thread ignores the pipe until `wait` is called. Thus a
+  stream needs no thread of its own that wakes up for each message.
   """
 
   def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Pipes:
     self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
 
   def wait(self, descriptor: int, *, send: bool = False) -> None:
-    """Calls `ready` again, once the pipe can receive; if `send`, can send.
+    """Calls `ready` again once the pipe can receive, or, if `send`, can send.
 
     Does nothing for a pipe that was removed.
     """

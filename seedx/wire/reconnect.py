@@ -105,7 +105,7 @@ class SecurityCheck:
   """A search for security problems behind UNAVAILABLE.
 
   gRPC reports a server that is not running, a wrong certificate, and TLS at
-  only one end all as UNAVAILABLE, but only the first is a reason to wait.
+  only one end all as UNAVAILABLE. Only the first is a reason to wait.
   """
 
   def __init__(self, role: str, security: security_lib.Security) -> None:

@@ -42,8 +42,8 @@ class Security:
 
   Attributes:
     tls_ca: file of the authorities that must have signed the other end's
-      certificate. With it, a client uses TLS, and a server accepts only clients
-      with certificates.
+      certificate. With this file, a client uses TLS, and a server accepts only
+      clients with certificates.
     tls_certificate: file of this process's certificate; with it, a server uses
       TLS.
     tls_key: file of the certificate's private key.

@@ -25,8 +25,8 @@ from seedx.wire import pipes as pipes_lib
 from seedx.wire import security as security_lib
 
 # A handshake may have this many bytes plus four times those of its layout,
-# since JSON may have spaces, and gRPC may add base64. It has a limit because
-# decoding 1 MiB of JSON holds Python's lock for 0.2 s.
+# since JSON may have spaces, and gRPC may add base64. The size has a limit
+# because decoding 1 MiB of JSON holds Python's lock for 0.2 s.
 _HELLO_BYTES = 1 << 14
 # gRPC resets a connection's calls beyond this limit before Python sees them.
 # Refused and cancelled calls count until `_SPENT_SECONDS` after their end, so
@@ -52,7 +52,7 @@ _SLACK_BYTES = 1 << 16
 # Number of calls that are refused with a reason when all streams are taken, and
 # number of idle threads that are kept.
 _SPARE_CALLS = 16
-# Time for which a host whose stream was silent is refused, so that other hosts
+# After a silent stream, its host is refused for this time, so that other hosts
 # can connect.
 _YIELD_SECONDS = 5.0
 # With more streams, threads wait for Python's lock: with 512, a message took
@@ -91,9 +91,8 @@ class Session(Protocol):
   def close(self) -> None:
     """Ends the session; called once, however the stream ends.
 
-    Another thread may call it while `__call__` is blocked, which must then
-    return or raise soon. `close` must not block, since other streams would
-    wait.
+    Another thread may call `close` during a `__call__`, which must then return
+    or raise soon. `close` must not block, since other streams would wait.
     """
     ...
 
@@ -104,7 +103,7 @@ class Request:
   Attributes:
     message: the bytes; their header and size have been checked.
     rows: number of rows.
-    arrived_seconds: time at which it arrived, by `time.monotonic`.
+    arrived_seconds: time at which the message arrived, by `time.monotonic`.
   """
 
   def __init__(
@@ -191,7 +190,7 @@ class Server:
       max_streams: maximum number of simultaneous calls and streams of each
         method; further ones are refused with RESOURCE_EXHAUSTED.
       silent_seconds: seconds that a stream waits for its client before it ends.
-        If it had a session, the client's host is then refused for 5 s.
+        If the stream had a session, the client's host is then refused for 5 s.
       security: TLS and token that clients need.
 
     Raises:
@@ -238,9 +237,9 @@ class Server:
     """Adds a method that answers requests by a function.
 
     The function takes a nest of `inputs`, with read-only arrays, and returns
-    one of `outputs`. Several threads call it at the same time; it may block,
-    and may raise `Refused`. If calls are still blocked after the grace of
-    `stop`, `stop` calls `cancel` once, which must make them return or raise.
+    one of `outputs`. Several threads call the function at the same time; it may
+    block, and may raise `Refused`. If calls are still blocked after the grace
+    of `stop`, `stop` calls `cancel` once, which must make them return or raise.
     """
 
     def open_session(hello: Mapping[str, Any]) -> Session:
@@ -277,9 +276,9 @@ class Server:
   ) -> None:
     """Adds a method whose requests are answered in batches.
 
-    It differs from `bind_stream` in that sessions decode the requests, which
-    have no columns that are `once`, and encode the replies. One thread receives
-    the messages of all pipes.
+    Unlike in `bind_stream`, sessions decode the requests, which have no `once`
+    columns, and encode the replies. One thread receives the messages of all
+    pipes.
     """
     method = _Method(name, open_session, inputs, outputs, self._max_streams)
     method.is_batched = True
@@ -324,7 +323,7 @@ class Server:
       server, self._wanted_address, self._security.credentials
     )
     if path := security_lib.unix_path(self._wanted_address):
-      with contextlib.suppress(OSError):  # gRPC then carries all messages.
+      with contextlib.suppress(OSError):  # Else gRPC carries all messages.
         self._handlers.listener = listening.Listener(path)
       is_batched = any(method.is_batched for method in self._methods.values())
       # Without epoll, as on macOS, each stream's thread waits.
@@ -351,8 +350,9 @@ class Server:
 
     A stream that is answering a request ends with OK after the reply. A stream
     that waits for a request, or is still blocked after `grace_seconds`, ends
-    with CANCELLED, and its session is closed. Both mean to a client that the
-    server's work is over. A call that stays blocked is left on a daemon thread.
+    with CANCELLED, and its session is closed. Both statuses mean to a client
+    that the server's work is over. A call that stays blocked is left on a
+    daemon thread.
     """
     with self._stop_lock:
       self._stopping.set()
@@ -479,7 +479,7 @@ class _Method:
       ]
       self._refused_until = {
         **{host: end for host, end in self._refused_until.items() if end > now},
-        # A client that calls functions has no session whose place others want.
+        # Other hosts wait only for places of sessions.
         **{x.host: now + _YIELD_SECONDS for x in silent if self.is_stream},
       }
     for stream in silent:
@@ -556,7 +556,7 @@ class _Stream:
       reason = self._ended or refused
       self._abort(reason.code, reason.message)
     except Exception as error:
-      if self._closed:  # By `stop`, or because the client left.
+      if self._closed:  # The server stops, or the client has left.
         self._abort(grpc.StatusCode.CANCELLED, _STOPPING)
       _log.exception("%s: a call raised an error", self._method.name)
       message = f"{type(error).__name__}: {error}"
@@ -571,7 +571,7 @@ class _Stream:
       f"the client sent or received nothing within {seconds:g} seconds",
     )
     self.close()
-    if self._pipe is None:  # With a pipe, the call ends with this status.
+    if self._pipe is None:  # A closed pipe ends the call itself.
       self._context.cancel()
 
   def cancel(self) -> None:

@@ -59,7 +59,7 @@ def test_returns_are_sums_of_rewards_whatever_a_peer_claims():
   _, returns, lengths = followed.add(steps_of("LF", "ML", reward=-1.0), BOTH)
   np.testing.assert_array_equal(returns, [[3.0, NAN], [NAN, -2.0]])
   np.testing.assert_array_equal(lengths, [[3, 0], [1, 2]])
-  # The same holds for one step at a time.
+  # Steps may also be added one at a time.
   for step_types, expected in (("MF", [1, 0]), ("LM", [2, 1]), ("FL", [0, 2])):
     lengths = followed.add(steps_of(*step_types), BOTH).lengths
     assert lengths[:, 0].tolist() == expected
@@ -126,7 +126,7 @@ LIVES = {"episodic_life": True, "reward_clip": True}
 def test_an_honest_peer_is_never_refused(env_id, options):
   """Sums of rewards equal EnvPool's returns bit for bit.
 
-  Breakout's returns are its own, since rewards are clipped; they have a bound.
+  Breakout's clipped rewards do not add up to the return, which has a bound.
   """
   config = envs.Config(env_id, options)
   environment = envs.make(config, 8, batch_size=4, seed=3)

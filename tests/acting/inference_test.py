@@ -132,7 +132,7 @@ def test_the_copy_of_actions_begins_before_a_measured_wait(platform, expected):
   device._act = recorded
   device._device = types_lib.SimpleNamespace(platform=platform)
   device._newest = lambda _: (jnp.float32(0), 7)
-  device.example = lambda: None  # It would need a real device.
+  device.example = lambda: None  # A real example needs a real device.
 
   @contextlib.contextmanager
   def waiting(of_device):
@@ -181,5 +181,5 @@ def test_shares_have_all_unrolls_in_order_and_begin_without_zeros(size):
   )
   first = np.concatenate([2 * k * ROWS + rows.index for k in range(3)])
   np.testing.assert_array_equal(observed, first + ROWS * np.arange(3)[:, None])
-  in_run = [row for row in added if row.any()]  # Not of the compilation.
+  in_run = [row for row in added if row.any()]  # Compiling adds zeros.
   assert len(in_run) == (2 if size > ROWS else 0)

@@ -275,7 +275,7 @@ def test_an_actor_that_waits_for_slots_leaves_no_threads_behind(
   serving.unrolls.sessions.open = counted
   holders = [serving.actor(), serving.actor()]
   actor = acting(serving.work())
-  # The two holders made the first tries; the actor's must leave no thread.
+  # The first two tries are the holders', all later ones the actor's.
   running.wait_until(lambda: len(tries) > 2 + 1)
   num_threads = threading.active_count()
   running.wait_until(lambda: len(tries) > 2 + 6)

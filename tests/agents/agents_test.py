@@ -411,7 +411,7 @@ def test_update_applies_the_gradients(names):
   expected, expected_output = case.learn(case.state)
   actual, output = case.update(case.state, KEY, case.batch)
   for a, b in ((actual, expected), (output, expected_output)):
-    # Two programs may round differently. Adam amplifies this up to its rate.
+    # Two programs may round differently, which Adam amplifies up to its rate.
     chex.assert_trees_all_close(a, b, rtol=2e-3, atol=1e-5)
   assert difference(actual.params, case.state.params) > 1e-4
 
@@ -679,7 +679,7 @@ def test_without_priorities_a_step_has_no_extras():
   assert_equal(
     (actual.action, core_state), (expected.action, expected_core_state)
   )
-  # Without them, nothing is computed, not even the arguments' types.
+  # An agent without priorities computes nothing, whatever the arguments are.
   assert base.priorities(plain)(object(), object()) == ()
   # A policy's extras are needed for learning.
   policy = vtrace_case().agent

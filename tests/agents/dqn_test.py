@@ -110,7 +110,7 @@ def sample_of(unroll):
 
 @functools.cache
 def q_values_of(params="params", **fields):
-  """Returns Q-values `[12, 40, 3]` of the unroll by online or target params."""
+  """Returns `[12, 40, 3]` Q-values with online or target params."""
   unroll, state = unroll_of(), state_of(**fields)
   network = network_of(dueling=fields.get("dueling", False))
   return np.asarray(

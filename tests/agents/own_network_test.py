@@ -138,7 +138,7 @@ def unrolled(name):
     core, features, step_type, core.initial_state(BATCH)
   )
   apply = jax.jit(core.apply)
-  # The other two streams begin within an episode.
+  # With this state, streams 1 and 2 begin within an episode.
   _, state = apply(params, features, step_type, core.initial_state(BATCH))
   arguments = params, features, step_type, state
   return apply, arguments, apply(*arguments)

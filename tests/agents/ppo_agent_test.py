@@ -403,7 +403,7 @@ def test_4_cores_end_at_the_same_minibatch():
   "kind", conftest.slow_but([("vector",)], [(kind,) for kind in KINDS])
 )
 def test_a_custom_loss_gets_the_old_and_the_new_policy(kind):
-  """Their divergence is 0 in the first step, and larger in later ones."""
+  """The two policies differ only after the first step."""
 
   def loss(evaluated, minibatch, hyperparameters):
     steps = ppo.loss(evaluated, minibatch, hyperparameters)
@@ -450,7 +450,7 @@ def test_statistics_change_only_after_all_epochs():
   )
   np.testing.assert_allclose(mean, learned.mean(0), rtol=1e-4)
   np.testing.assert_allclose(variance, learned.var(0), rtol=1e-3)
-  # An agent that does not normalize gets observations that NumPy normalized.
+  # Without normalization, the agent gets observations normalized in NumPy.
   normalized = (second.inputs.timestep.observation - mean) / np.sqrt(variance)
   assert np.abs(normalized).max() < 10
   expected, _ = jitted("update", **fields)(

@@ -80,7 +80,7 @@ def test_needs_describe_the_sequences():
   needs = agent_of().needs
   assert needs.window == BURN_IN + SEQUENCE + 1
   assert needs.whole_unrolls and needs.learned_steps == LEARNED
-  # Extras are not stored, since actors have computed priorities from them.
+  # Extras are not stored: actors have computed the priorities from them.
   assert needs.stored(sample_of().unroll).extras == ()
   for period in range(1, LEARNED + 1):
     assert needs.time_steps(period) == needs.window
@@ -224,7 +224,7 @@ def test_a_stored_state_is_that_of_acting_since_the_episodes_start():
   _, core_states = unrolled(agent_of().acting(state_of()), inputs, zeros())
   for k, unroll in enumerate(played()):
     first = inputs.timestep.step_type[k * PERIOD] == dm_env.StepType.FIRST
-    # At a FIRST step, zeros are stored. There, `core_states` has the last
+    # At a FIRST step, zeros are stored, but `core_states` has the last
     # episode's final state, which the LSTM ignores.
     expected = jax.tree.map(
       lambda x, first=first: np.where(first[:, None], 0.0, x),

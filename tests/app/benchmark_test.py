@@ -214,7 +214,7 @@ def test_a_wrong_experiment_is_refused_in_one_line(words, capsys):
 @pytest.mark.long
 def test_all_figures_are_present_and_consistent(tmp_path, capsys):
   output = tmp_path / "found.jsonl"
-  wrong = "impala --learner-devices 99"  # The benchmark continues without it.
+  wrong = "impala --learner-devices 99"  # This experiment is skipped.
   words = ["--experiments", f"{wrong},{SEED}", "--output", str(output)]
   words = ["--quick", *words, "--seconds", "4"]
   assert main.main(words) == 1

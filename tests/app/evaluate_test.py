@@ -174,7 +174,7 @@ def test_each_row_may_have_its_own_parameters():
     alone.play(x, seed=11 + k).returns.tolist() for k, x in enumerate(policies)
   ]
   assert of_rows(together.play(rows, seed=11)) == expected
-  # The same environments with other policies.
+  # In the same environments, other policies have other returns.
   others = jax.tree.map(lambda x: x[::-1], rows)
   assert of_rows(together.play(others, seed=11))[::2] != expected[::2]
 
@@ -303,7 +303,7 @@ PONG = envs.Config(
 )
 @pytest.mark.slow
 def test_the_memory_in_an_evaluation_evolves_as_in_training(env, fields):
-  """Both use the same environments and parameters, and some episodes end."""
+  """Evaluation and training use the same environments; some episodes end."""
   spec = envs.spec(env)
   agent = vtrace.Config(hidden_sizes=(8,), **fields).make(spec)
   agent = dataclasses.replace(agent, step=agent.greedy)
@@ -406,7 +406,7 @@ def test_evaluations_are_due_at_regular_intervals_of_steps(
       running.wait_until(lambda: evaluation.due(10**9))
   assert steps == [130, 200, 460]
   evaluation.finish(470, np.float32(0.2), stop=False)
-  # A second call evaluates nothing, since these steps have been evaluated.
+  # A second call evaluates nothing: these steps have been evaluated.
   evaluation.finish(470, np.float32(0.2), stop=False)
   lines = evaluated(tmp_path)
   assert [x["env_steps"] for x in lines] == [130, 200, 460, 470]

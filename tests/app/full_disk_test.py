@@ -55,7 +55,7 @@ def test_a_failing_sink_is_reported_once_and_tried_again(capfd):
 
 
 def test_a_sink_gets_the_lines_after_a_failure_of_the_disk(tmp_path):
-  """Both files stay readable, and lack only lines written during failures."""
+  """Metrics and events stay readable, and lack only lines of the failures."""
   script = """
 import os, resource, sys
 from seedx import metrics

@@ -278,7 +278,7 @@ def test_a_signal_is_handled_while_the_main_thread_is_blocked():
         libc.pthread_mutex_unlock(lock)
 
     ending.watch = watch
-    # Signals do not interrupt this call; it returns once `watch` unlocks.
+    # Signals do not interrupt this call; it returns when `watch` unlocks.
     libc.pthread_mutex_lock(lock)
   assert ending.status == 143 and watched[-1]
 

@@ -1,6 +1,6 @@
 """Agents that check the experience they learn from.
 
-They print each violation as a line on stderr that begins with `VIOLATION`.
+They print violations as lines on stderr that begin with `VIOLATION`.
 """
 
 import collections

@@ -1,8 +1,8 @@
 """An environment whose observations show their origin.
 
 Each observation has an `origin`: a number that no other environment has, and
-the count of the environment's observations. It shows whether the steps of an
-unroll are consecutive and from one environment. Each episode returns `RETURN`.
+the count of its observations. The origin shows whether the steps of an unroll
+are consecutive and from one environment. Each episode returns `RETURN`.
 """
 
 import os

@@ -27,9 +27,9 @@ from tests.chaos import audit, environment, peers, program
 
 # Number of lines of stderr to keep.
 _KEPT_LINES = 200
-# Kind of a parameter server's faults. They make all workers wait.
+# Kind of a parameter server's faults, which make all workers wait.
 SERVER = "server"
-# Kind of an environment's faults. They end runs of pipelines without actors.
+# Kind of an environment's faults, which end runs of pipelines without actors.
 ENVIRONMENT = "environment"
 # Kinds of faults of one process.
 _OF_ONE = ("kill", "pause", ENVIRONMENT)
@@ -42,8 +42,8 @@ _SAMPLE_SECONDS = 0.25
 _HANG_SECONDS = 90.0
 _PAUSE_SECONDS = 3.0
 _FULL_SECONDS = 20.0
-# Time for which environments stand still. Within the same time after other
-# faults, a line of metrics and a checkpoint must be written.
+# Time for which environments stand still. After other faults, a line of metrics
+# and a checkpoint must be written within this time, too.
 _STILL_SECONDS = 20.0
 # Maximum time until a busy machine reports a hang.
 _REPORT_SECONDS = 30.0
@@ -71,7 +71,7 @@ class Plan:
   """The faults of a trial.
 
   Attributes:
-    environment_kills: number of kills of environment processes. If they caused
+    environment_kills: number of kills of environment processes. If kills caused
       six deaths of actors within ten minutes, the run would end.
     hangs: number of times that all environments stand still.
     hanging_updates: number of times that an update hangs; each time, Ctrl-C
@@ -581,11 +581,11 @@ def recoveries(
 ) -> tuple[list[tuple[Fault, float]], list[tuple[Fault, float]]]:
   """Returns the seconds from each fault until the rate recovered.
 
-  They are infinite if the rate never recovered. A fault is left out if the next
-  fault or the trial's end prevents its recovery. A fault of one process is also
-  left out if it falls into the recovery of the whole run. A recovery of the
-  whole run does not count hangs, nor pauses that stop the run: pauses of the
-  learner, and of any process if `of_all` contains the environments' faults.
+  Seconds are infinite if the rate never recovered. A fault is left out if the
+  next fault or the trial's end prevents its recovery. A fault of one process is
+  also left out if it falls into the recovery of the whole run. A recovery of
+  the whole run does not count hangs, nor pauses that stop the run: pauses of
+  the learner, and of any process if `of_all` contains the environments' faults.
 
   Args:
     trial: trial that has ended.

@@ -26,8 +26,8 @@ def make(env, num_envs, seed=0, batch_size=None, transform="", **options):
 def episode_returns(environment, policy, rounds=4):
   """Returns episode returns of a policy `(observation, memory) -> action`.
 
-  Both arguments are `[B, F]`; the memory is the observation of step 0. The
-  first episodes are left out, since another policy may have begun them.
+  Observation and memory are `[B, F]`; the memory is the observation of step 0.
+  The first episodes are left out: another policy may have begun them.
   """
   all_returns, memory = [], None
   while len(all_returns) <= rounds:

@@ -89,7 +89,7 @@ def assert_rows(rows, env, expected):
 
 
 def counting_rows(seed, actions, discounts=(0.0, 1.0, 1.0)):
-  """Returns rows of `Counting`; discounts: if terminated, if truncated, MID."""
+  """Returns `Counting`'s rows; `discounts`: at termination, truncation, MID."""
   rows, episode, step, total, over = [], -1, 0, 0.0, True
   for action in [None, *actions]:
     if over:

@@ -239,7 +239,7 @@ def test_rare_deaths_and_kills_do_not_end_a_run(monkeypatch):
   for _ in range(50):
     died = instance.now + 20.0
     assert instance.restart_after(20.0, -9) == died
-  instance.restart_after(3.0, 2)  # It has run before, so its config is right.
+  instance.restart_after(3.0, 2)  # The config has worked before.
   with pytest.raises(RuntimeError, match="worker died"):
     for _ in range(6):
       instance.restart_after(2.0, -9)  # A lack of memory looks like this.

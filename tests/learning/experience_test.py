@@ -382,7 +382,7 @@ def masses(source, core):
   }
 
 
-# The order of the reports of batches that were taken together.
+# The order in which batches that were taken together are reported.
 @pytest.mark.parametrize("order", [(0,), (2, 0, 1)])
 def test_new_priorities_reach_the_windows_of_their_batch(order):
   """Several batches may be taken before the first is reported."""

@@ -77,7 +77,7 @@ normalizing_agent = agent_of
 def tiny_agent(wrong=lambda: 0.0):
   """Returns an agent whose parameter is 3, less 1 + `wrong()` for each update.
 
-  Its update compiles fast, and anew for each learner.
+  The agent's update compiles fast, and anew for each learner.
   """
 
   def gradients(state, rng_key, batch):
@@ -264,7 +264,7 @@ def test_an_update_copies_two_numbers_to_the_host(monkeypatch):
   run(learner_, [unroll_of()])
   monkeypatch.setattr(learner.np, "asarray", counted)
   measured = run(learner_, [unroll_of()] * 3)
-  # Whether the update was skipped, and the weight of its loss.
+  # Two scalars of each update: whether it was skipped, and its loss's weight.
   assert copied[:-1] == [()] * 6
   ((num_metrics,),) = copied[-1:]
   assert 2 < num_metrics < len(measured)

@@ -201,7 +201,7 @@ def all_streams():
   by_name = {
     "resets": resets,
     "nan at FIRST": resets | without_numbers,
-    # The first ratio is 1.0004. It counts as clipped only above 1.001.
+    # The first ratio is 1.0004; ratios count as clipped only above 1.001.
     "rounding": streams.random_stream(10 * ["step"], seed=305),
   }
   for end in ("truncate", "terminate"):
@@ -222,7 +222,7 @@ def all_streams():
 def results(name):
   """Returns the results of all settings, and a loss's Jacobians, by stream.
 
-  For a loss's part they are d part_t / d argument_i, `[T, ...]`.
+  Jacobians of a loss's part are d part_t / d argument_i, `[T, ...]`.
   """
   case, names = CASES[name], list(all_streams())
   batch = jax.tree.map(lambda *x: np.stack(x), *all_streams().values())

@@ -1,6 +1,6 @@
 """The papers' formulas in NumPy, for one episode at a time.
 
-A loss takes two streams. It reads the arguments that have a gradient from the
+A loss takes two streams, and reads the arguments that have a gradient from the
 first, and constants from the second. The streams differ only when finite
 differences are computed.
 """

@@ -45,7 +45,7 @@ def test_lambda_returns_and_advantages_match_worked_examples():
 
 def test_returns_end_with_their_episode():
   # The episode ends at step 2, with value 4, by truncation or by termination:
-  # 1 + 0.5 (1 + d * 4) is 2.5 or 1.5. A larger n gives the same.
+  # 1 + 0.5 (1 + d * 4) is 2.5 or 1.5. A larger n gives the same returns.
   for discount, expected in ((0.5, 2.5), (0.0, 1.5)):
     stream = STREAM | {
       "step_type": np.array([MID, MID, LAST, FIRST], np.int32),

@@ -101,7 +101,7 @@ def test_workers_are_refused_until_the_servers_are_restored(tmp_path):
 
 
 def test_a_finished_run_that_resumes_restores_the_servers(tmp_path):
-  """Otherwise the run could not save parameters at its end."""
+  """The run could not save parameters at its end if nothing were restored."""
   run, shards = restored(tmp_path, total_steps=STEPS)
   with run:
     run.wait_for(lambda: run.sink.lines)

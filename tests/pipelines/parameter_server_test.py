@@ -192,7 +192,7 @@ def test_staleness_is_the_number_of_updates_by_other_workers(tmp_path):
     assert other.push(gradient) == (True, 2.0)
     assert one.push(gradient) == (True, 1.0)
     np.testing.assert_array_equal(one.params, -4 * gradient)
-    # This agent's target lags by one update.
+    # The target parameters are one update older.
     np.testing.assert_array_equal(one.target_params, -3 * gradient)
     assert one.transferred_bytes > 6 * SIZE * 4
     one.close()

@@ -217,7 +217,7 @@ def test_importance_weights_are_those_of_the_paper(alpha, items):
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf, -1.0, 1.5e29])
 def test_an_invalid_priority_is_replaced_by_0_and_counted(broken):
-  # Otherwise one window would be drawn again and again.
+  # If the priority counted, one window could be drawn again and again.
   _, _, sample, update = programs(4, 1.0)
   priorities = np.ones((4, WINDOWS), np.float32)
   priorities[1, 2] = broken

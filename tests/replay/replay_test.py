@@ -168,7 +168,7 @@ def test_unrolls_that_do_not_fit_are_refused(capacity, window, size, length):
 
 
 def test_unrolls_of_another_length_are_refused():
-  # An unroll of one step would otherwise be broadcast.
+  # Without a check, an unroll of one step would be broadcast.
   ring = replay.Uniform(4, 3)
   state = programs()[0](share_of([0]))
   for length in (1, LENGTH + 1):

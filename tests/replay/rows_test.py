@@ -79,8 +79,8 @@ class Reference:
 def shares_of(name, rng):
   """Yields the origins of shares.
 
-  The environments have different speeds. Some leave, and others take their
-  places. Some unrolls are missing.
+  The environments have different speeds. Some environments leave, and others
+  take their places. Some unrolls are missing.
   """
   *_, size, streams = SIZES[name]
   count = streams or size

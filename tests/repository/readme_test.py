@@ -181,7 +181,7 @@ def parse(name, words, monkeypatch):
   [
     x
     for x in commands()
-    # The other commands need a run or a learner.
+    # Commands with --resume or join need a run or a learner.
     if x.startswith("seedx ") and "--resume" not in x and " join " not in x
   ],
 )

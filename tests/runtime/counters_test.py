@@ -105,7 +105,7 @@ def test_a_resumed_run_waits_until_all_environments_end_an_episode():
   first.add(10**6, np.full(100, -100.0), np.full(100, 100))
   acted, lengths = counters.Acted(), np.zeros(2, np.int64)
   acted.restore(first.saved())
-  assert acted.score() == -100.0  # It counts if no new episodes are played.
+  assert acted.score() == -100.0  # The saved mean, without new episodes.
   played = counters.Played(acted, np.ones(2, np.bool_))
   line = acted.measure()
   assert (line["episodes"], line["episode_return"]) == (100, None)

@@ -30,7 +30,7 @@ def test_runs_of_different_seeds_share_no_environment():
   first = {seeds_lib.Seeds(seed).take(8) for seed in range(5)}
   gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
   assert min(gaps) == 2**27
-  # The same holds for 2^14 runs.
+  # The first seeds of 2^14 runs are equally far apart.
   first = {seeds_lib.Seeds(seed).take(1) for seed in range(2**14)}
   gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
   assert gaps == [2**16] * (2**14 - 1)

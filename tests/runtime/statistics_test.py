@@ -94,7 +94,7 @@ def rows_of_arithmetic(offset, length):
 def rows_of_log(path):
   """Returns the rows that an environment has logged.
 
-  A row is None for a reset. Otherwise it has the return and the length of the
+  A row is None for a reset. Any other row has the return and the length of the
   episode that ends with it, or two NaN.
   """
   rows = []

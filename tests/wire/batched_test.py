@@ -37,7 +37,7 @@ class Session:
     self.closed += 1
 
   def answer(self):
-    """Doubles the oldest request, once there is one."""
+    """Waits for a request; doubles the oldest one."""
     running.wait_until(lambda: self.requests)
     request = self.requests.pop(0)
     request.reply(LAYOUT.encode(2 * LAYOUT.decode(request.message)))
@@ -114,7 +114,7 @@ def test_a_request_is_received_after_the_previous_answer(tmp_path, on):
     exchange.send(rows(1))
     exchange.send(rows(2))
     running.wait_until(lambda: session.requests)
-    other.send(rows(3))  # This request arrives after that of 2.
+    other.send(rows(3))  # Arrives after the request of 2.
     other_session.answer()
     assert len(session.requests) == 1
     session.answer()

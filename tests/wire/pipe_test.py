@@ -143,7 +143,7 @@ def test_a_client_wakes_up_only_the_thread_that_waits_for_it(
   for secret in secrets:
     threading.Thread(target=wait, args=(secret,), daemon=True).start()
 
-  def wake_ups():  # The number for all threads of this process.
+  def wake_ups():  # The wake-ups of all threads of this process.
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
   time.sleep(0.1)  # Until the threads wait.
@@ -169,7 +169,7 @@ def test_clients_without_a_secret_do_not_delay_others(
     secret = listener.expect()
     pipe.connect(f"{tmp_path}/sock", secret, 1000)
     assert listener.wait(secret, 1000) is not None
-    assert silent[0].recv(1) == b""  # The listener closed it to make room.
+    assert silent[0].recv(1) == b""  # Closed to make room.
 
 
 def test_a_client_without_a_secret_is_closed_after_a_while(

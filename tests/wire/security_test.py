@@ -244,7 +244,7 @@ def test_a_mistake_is_reported_once_and_ends_the_client(
 def test_a_foreign_certificate_of_a_parameter_server_is_reported(
   files, hasty, capfd
 ):
-  """It is reported when the coordinator sends the restored state."""
+  """The report comes when the coordinator sends the restored state."""
   agent = parameter_server_test.adding_agent()
   start = agent.start(np.zeros(4, np.float32), 0)
   agent = dataclasses.replace(agent, init=lambda _: start)

@@ -3,13 +3,13 @@
   seedx benchmark --quick
   seedx benchmark --experiments "seed_vtrace,impala,apex_dqn --hidden-sizes 64"
 
-The benchmark measures environments, acting and learning, each alone. Their
-costs set an upper bound on this machine's env steps per second. Then it
-measures a run of the experiment, with the CPU time of the run's processes. It
-repeats all of this several times, and reports medians, in a table and in a file
-with one JSON line per figure. A repetition has no ratios if processes outside
-the benchmark kept more than 0.1 cores busy. To measure how a pipeline scales,
-name an experiment several times, with different options:
+The benchmark measures environments, acting and learning, each alone. The costs
+of these parts set an upper bound on this machine's env steps per second. Then
+the benchmark measures a run of the experiment, with the CPU time of the run's
+processes. All of this is repeated several times; medians are reported, in a
+table and in a file with one JSON line per figure. A repetition has no ratios if
+processes outside the benchmark kept more than 0.1 cores busy. To measure how a
+pipeline scales, name an experiment several times, with different options:
 
   seedx benchmark --experiments "impala --num-actors 1,impala --num-actors 4"
   seedx benchmark --experiments "impala,impala --learner-devices 0,1"
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _benchmark(options: Options) -> int:
   experiments = trials.experiments_of(options.experiments)
-  from seedx.app.benchmark import figures, runs, work  # Import JAX.
+  from seedx.app.benchmark import figures, runs, work  # These import JAX.
 
   for words in experiments:
     # Refuses a wrong option before anything is measured.

@@ -16,8 +16,9 @@ from seedx.metrics import cpu_time
 
 # Time to measure each part alone, as a fraction of the time of a run.
 _PART = 0.25
-# The figure for cores that processes outside the benchmark keep busy. If it is
-# above its maximum, a run cannot be compared with a bound and has no `_RATIOS`.
+# The figure for cores that processes outside the benchmark keep busy. If the
+# figure is above its maximum, a run cannot be compared with a bound and has no
+# `_RATIOS`.
 _OUTSIDE, _MAX_OUTSIDE = "outside processes", 0.1
 _RATIOS = (
   "run over bound",

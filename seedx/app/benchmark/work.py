@@ -1,9 +1,9 @@
 """The work of a run, in three parts: environments, acting and learning.
 
 The rest of a run is messages and queues. Each part is measured alone, in
-processes of its own, with the sizes of the experiment's config. The sum of the
-parts' costs, in CPU seconds per env step, sets an upper bound on the env steps
-per second that a run can reach on a given number of CPU cores.
+processes of its own, with the sizes of the experiment's config. Costs are in
+CPU seconds per env step. Their sum sets an upper bound on the env steps per
+second that a run can reach on a given number of CPU cores.
 """
 
 import concurrent.futures
@@ -100,7 +100,7 @@ class OwnWork:
 
   @property
   def elsewhere(self) -> float:
-    """The same sum for the parts outside the learner's process."""
+    """CPU seconds per env step of the parts outside the learner's process."""
     return sum(getattr(self, name) for name in self.sizes.elsewhere)
 
 

@@ -43,7 +43,7 @@ def run(
     options: config with the defaults.
     name: name of the program, such as `seedx plot`.
     description: text at the top of `--help`.
-    argv: arguments without the program's name; those of this process if None.
+    argv: arguments without the program's name; this process's if None.
     positional: see `parse`.
 
   Returns:
@@ -78,8 +78,8 @@ def parse(
     argv: arguments without the program's name.
     program: name of the program.
     description: text at the top of `--help`.
-    positional: names of settings that are words without a flag. All of them are
-      required; a tuple takes one or more words.
+    positional: names of settings that are words without a flag. These settings
+      are required; a tuple takes one or more words.
     often: names of settings that `--help` lists first.
     unmeasured: names of settings whose values come from unmeasured presets.
   """

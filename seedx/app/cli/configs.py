@@ -1,9 +1,9 @@
 """A nested config as flat settings.
 
 A config is a frozen dataclass; some of its fields may be configs themselves.
-Its settings are the fields, at any depth, whose values a command line and JSON
-can express. Their names are unique. Other fields (a config that is None, a Flax
-module, `init=False`) can only be set in Python.
+Settings are the fields, at any depth, whose values a command line and JSON can
+express. Names of settings are unique. Other fields (a config that is None, a
+Flax module, `init=False`) can only be set in Python.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ class Setting:
     kind: type hint of the field.
     default: default in that class; `dataclasses.MISSING` if there is none.
     about: see `types.setting`.
-    help: sentence in the class's `Attributes:` section, or in that of the
-      nearest base class that has one.
+    help: sentence in `Attributes:` of the class, or of its nearest base class
+      with such a sentence.
   """
 
   name: str

@@ -168,8 +168,8 @@ class Experiment(Generic[C]):
 def name_of(module: str) -> str:
   """Returns the name of a module's experiment, as in `config.json`.
 
-  This is a short name, such as `ppo`, for an experiment that comes with seedx,
-  and `MODULE:EXPERIMENT` for any other. The module may be `__main__`.
+  The name is short, such as `ppo`, for an experiment that comes with seedx, and
+  `MODULE:EXPERIMENT` for any other. The module may be `__main__`.
   """
   name = program_module(module)
   short = name.rpartition(".")[2]
@@ -239,7 +239,7 @@ def load_module(name: str) -> python_types.ModuleType:
 def _shipped() -> dict[str, pathlib.Path]:
   """Returns the files of the experiments that come with seedx, by short name.
 
-  An installed seedx contains them; in the repository, they are beside it.
+  An installed seedx contains the files; in the repository, they are beside it.
   """
   package = pathlib.Path(seedx.__file__).resolve().parent
   for folder in (package / "experiments", package.parent / "experiments"):

@@ -57,7 +57,7 @@ def main(
 
   Args:
     experiment: the experiment to train.
-    argv: arguments without the program's name; those of this process if None.
+    argv: arguments without the program's name; this process's if None.
     module: name of the experiment's module; the program itself by default.
     program: name of the program; made from its module if empty.
 
@@ -146,8 +146,8 @@ def _defaults(
 ) -> tuple[Asked, list[presets_lib.Applied]]:
   """Returns the defaults of a command line, and the presets that changed them.
 
-  They depend on the environment, the agent and the run to resume. A resumed run
-  keeps the presets that it began with.
+  Defaults and presets depend on the environment, the agent and the run to
+  resume. A resumed run keeps the presets that it began with.
   """
   argv = [word for word in argv if word not in ("-h", "--help")]
   asked = asked_of(experiment)
@@ -177,7 +177,7 @@ def _defaults(
 def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
   """Returns the settings to list first in `--help`.
 
-  These are the first setting of each part, then the settings that presets
+  The list has the first setting of each part, then the settings that presets
   change, most frequent first. Settings of one process are skipped, and so are
   parts that a resume never restores.
   """

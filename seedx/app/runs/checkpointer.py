@@ -35,7 +35,7 @@ class Config:
 
   Attributes:
     checkpoint_every_seconds: seconds between two checkpoints; 0 for only one,
-      at the end. Each evaluation saves one, too.
+      at the end. Each evaluation saves a checkpoint, too.
     checkpoint_replay_gib: size of the largest replay that a checkpoint keeps,
       in GiB over all devices; a larger one is empty after a resume.
   """
@@ -61,7 +61,7 @@ def newest_first(checkpoints: checkpoint.Checkpoints) -> list[int]:
   """Returns the env steps of all checkpoints, newest first.
 
   Raises:
-    types.ConfigError: there is none.
+    types.ConfigError: there is no checkpoint.
   """
   steps = checkpoints.steps()
   if not steps:
@@ -114,8 +114,8 @@ class Checkpointer:
   """Writer of a run's checkpoints, which also starts its evaluations.
 
   The score of a checkpoint is the mean return in training. In a run with
-  evaluations, it is the mean return of the checkpoint's evaluation, if any. A
-  thread writes the checkpoints, one at a time.
+  evaluations, the score is the mean return of the checkpoint's evaluation, if
+  any. A thread writes the checkpoints, one at a time.
 
   Attributes:
     is_saved: whether the last checkpoint of the run is on the disk.
@@ -144,14 +144,14 @@ class Checkpointer:
     self._reported_too_large = False
     self._thread: threading.Thread | None = None
     self._failure: BaseException | None = None
-    # Reports a replay that is too large as early as possible.
+    # Reports as early as possible that a replay is too large.
     self._kept_replay()
 
   def restore(self) -> None:
     """Restores the run from its newest undamaged checkpoint.
 
     Raises:
-      types.ConfigError: there is none, or its arrays do not fit this run.
+      types.ConfigError: no checkpoint exists, or its arrays do not fit the run.
     """
     checkpoints = self._checkpoints
     env_steps, _ = first_whole(
@@ -263,7 +263,7 @@ class Checkpointer:
           omission = " without the newest replay"
         with self._writing:
           self._checkpoints.save(env_steps, items, self._score())
-    except Exception as error:  # It may be the error that ends the run.
+    except Exception as error:  # Perhaps the same error ends the run.
       failure = (
         f"its newest state could not be saved ({envs.in_one_line(error)})"
       )
@@ -277,7 +277,7 @@ class Checkpointer:
     """Waits until the last checkpoint is written.
 
     Raises:
-      BaseException: the error of writing it; an OSError is only printed.
+      BaseException: the error of writing; an OSError is only printed.
     """
     if self._thread is not None:
       self._thread.join()

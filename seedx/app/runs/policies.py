@@ -26,7 +26,7 @@ class Policy:
 
   Attributes:
     directory: directory of the run's checkpoints.
-    name: name of the experiment or script that trained it, such as `ppo`.
+    name: name of the run's experiment or script, such as `ppo`.
     seed: seed of the run.
     env_steps: env steps of the run at the checkpoint.
     env: config of the environment.

@@ -147,7 +147,7 @@ def claimed(run_dir: str | os.PathLike[str]) -> Iterator[None]:
   """Locks a directory for training; other processes may still read it.
 
   Raises:
-    types.ConfigError: another process trains in it, or it cannot be opened.
+    types.ConfigError: another process trains there, or opening fails.
   """
   with contextlib.ExitStack() as stack:
     try:
@@ -402,8 +402,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
   Runs are in the same group if they differ only in their seed and in settings
   without labels, such as `checkpoint_every_seconds`. A label is written as on a
-  command line, `impala --agent a2c`: the name of the experiment, and those
-  options that differ among its runs in at least one environment.
+  command line, such as `impala --agent a2c`: the name of the experiment, then
+  the options that differ among its runs in at least one environment.
   """
   names = {run.experiment: _short(run.experiment) for run in runs}
   uses = collections.Counter(names.values())

@@ -77,8 +77,7 @@ class Options:
     trial_resources: other resources that Ray reserves for a trial, such as
       GPU=0.5.
     ray_address: address of a Ray cluster; "local" for a new one on this machine
-      alone, "auto" for the one that RAY_ADDRESS names or that runs on this
-      machine.
+      alone, "auto" for the one in RAY_ADDRESS or on this machine.
     run_dir: output directory; runs/sweep/<time> if empty. All machines of a
       cluster must share it.
   """

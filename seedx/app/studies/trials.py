@@ -40,7 +40,7 @@ class Trial:
   """A run of an experiment.
 
   Attributes:
-    name: directory of the run, relative to that of the study.
+    name: directory of the run, relative to the study's directory.
     words: the experiment and its options, as after `seedx train`.
     seed: seed of the run.
     label: text that distinguishes the trial in tables and plots.

@@ -83,8 +83,8 @@ class MemoryChain(Episodic):
   is the question. The action there ends the episode, with reward 1 if it equals
   the bit and -1 otherwise. Other actions have no effect.
 
-  The best return is 1. Without a memory it is 0, since the question is the same
-  for both bits.
+  The best return is 1. Without a memory, the best return is 0, since the
+  question is the same for both bits.
 
   Args:
     length: number of env steps from the bit to the question.
@@ -135,19 +135,20 @@ class Diver(NamedTuple):
 class DeepSea(Episodic):
   """A treasure at the end of `size` costly steps: bsuite's "deep sea".
 
-  A diver starts at the top left of a square of `size` rows. Each step moves it
-  down by one row, to the right with action 1 and to the left with action 0. A
-  step to the right costs 0.01 / size. Only a diver that always moves right
+  A diver starts at the top left of a square of `size` rows. Each step moves the
+  diver down by one row, to the right with action 1 and to the left with action
+  0. A step to the right costs 0.01 / size. Only a diver that always moves right
   finds the treasure, a reward of 1 in the last step. An observation is the
   position, `[size ** 2]` one-hot, or zeros after the last step.
 
   The best return is 0.99. Random actions find the treasure in one of 2 ** size
   episodes.
 
-  With `cued`, left and right are exchanged in half of the episodes. One more
-  number at the end of the observation is -1 in step 0 if they are exchanged, 1
-  if not, and 0 later. The best return without a memory is then 0.495 - 0.005 /
-  size: the second action is a guess, and a wrong one leads off the diagonal.
+  With `cued`, left and right are exchanged in half of the episodes. The
+  observation's last number is then -1 in step 0 if left and right are
+  exchanged, 1 if not, and 0 later. The best return without a memory is then
+  0.495 - 0.005 / size: the second action is a guess, and a wrong one leads off
+  the diagonal.
 
   Args:
     size: number of rows and of columns.

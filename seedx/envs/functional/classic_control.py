@@ -1,7 +1,7 @@
 """Gymnasium's CartPole-v1, Pendulum-v1 and Acrobot-v1 as functions.
 
-They use the equations of https://gymnasium.farama.org/environments, in float32
-instead of float64.
+The functions use the equations of https://gymnasium.farama.org/environments, in
+float32 instead of float64.
 """
 
 import dm_env.specs

@@ -154,7 +154,7 @@ class Crossing(NamedTuple):
     spawn_timer, spawn_speed: steps until the next object, and between objects.
     move_timer, move_speed: steps until all objects move, and between two moves.
     ramp_timer: steps until the game becomes harder.
-    ramp_index: number of times that it has become harder.
+    ramp_index: number of times that the game has become harder.
     last_action: last action that was executed.
   """
 
@@ -190,9 +190,9 @@ class Spawned(NamedTuple):
 class Asterix(Episodic):
   """Gold to collect, worth 1 each, and enemies, which end the episode.
 
-  They come from the left and the right, each in its own row, and ever faster.
-  The channels are the player, the enemies, the previous positions of enemies
-  and gold, and the gold.
+  Gold and enemies come from the left and the right, each in its own row, and
+  ever faster. The channels are the player, the enemies, the previous positions
+  of enemies and gold, and the gold.
 
   Args:
     sticky: probability of repeating the last action.

@@ -16,8 +16,8 @@ from seedx import types
 from seedx.envs import config as env_config
 from seedx.envs.processes import messages
 
-# Seconds between checks that a process is alive. Its pipe alone does not show
-# its death: a process that it has started may keep the pipe open.
+# Seconds between checks that a process is alive. The pipe of a dead process may
+# stay open, because processes that it has started have the pipe, too.
 CHECK_SECONDS = 1.0
 # Seconds for environments to write files when they are closed.
 _CLOSE_SECONDS = 2.0
@@ -25,8 +25,8 @@ _CLOSE_SECONDS = 2.0
 # Maximum length of a message; frames are the longest.
 _MAX_MESSAGE_BYTES = 2**28
 
-# A worker ignores signals to the process group, which its parent handles. Its
-# module search path is its parent's.
+# A worker ignores signals to the process group, which its parent handles. A
+# worker's module search path is its parent's.
 _PROGRAM = """\
 import signal, sys
 for number in signal.SIGHUP, signal.SIGINT:
@@ -49,13 +49,13 @@ class Child:
   """A process that runs `worker`.
 
   Attributes:
-    job: the environments that it makes.
-    replies: pipe on which its messages arrive.
-    pending_resets: number of RESETs that it has not answered. Its rows are out
-      of date until it has answered all.
+    job: the environments that the process makes.
+    replies: pipe on which the process's messages arrive.
+    pending_resets: number of RESETs without an answer. Rows are out of date
+      until all RESETs are answered.
     failures: number of consecutive failures of earlier processes with the same
       environments.
-    episodes: number of episodes that have ended in it.
+    episodes: number of episodes that have ended in the process.
   """
 
   def __init__(self, job: messages.Job, memory: BinaryIO) -> None:
@@ -104,7 +104,7 @@ class Child:
         return messages.FAILURE, self._death()
 
   def read(self) -> tuple[bytes, bytes]:
-    """Reads a message as `receive` does, once `replies` is ready."""
+    """Reads a message as `receive` does, when `replies` is ready."""
     try:
       message = self.replies.recv_bytes(_MAX_MESSAGE_BYTES)
     except EOFError:

@@ -6,10 +6,10 @@ sends their indices, and does not write them again before the environment's next
 action.
 
 A worker receives a pickled `Job` and then any number of RESET, STEP and RENDER
-through one pipe. Through another it answers the `Job` with SIGNATURE, RESET
-with FIRST_ROWS, STEP with ROWS, and RENDER with FRAME. REFUSAL may replace
-SIGNATURE or FRAME. FAILURE may replace any answer, and is the last message. The
-first byte of a message is its kind; the others are its payload.
+through one pipe. Through another pipe it answers the `Job` with SIGNATURE,
+RESET with FIRST_ROWS, STEP with ROWS, and RENDER with FRAME. REFUSAL may
+replace SIGNATURE or FRAME. FAILURE may replace any answer, and is the last
+message. The first byte of a message is its kind; the others are its payload.
 """
 
 import dataclasses
@@ -102,7 +102,7 @@ def indices(payload: bytes, job: Job) -> np.ndarray:
   """Reads the indices, `[B]` int32, in the payload of a message.
 
   Raises:
-    ValueError: they are not indices of the worker's environments.
+    ValueError: the numbers are not indices of the worker's environments.
   """
   index = np.frombuffer(payload[: len(payload) // 4 * 4], np.int32)
   last = job.first + job.count - 1

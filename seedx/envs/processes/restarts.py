@@ -12,7 +12,7 @@ class Restarts:
 
   Attributes:
     maximum: number of consecutive restarts of a process after which its failure
-      is raised. The count starts again once the process has ended as many
+      is raised. The count starts again when the process has ended as many
       episodes as it has environments.
     take_seeds: function `(count) -> seed` that reserves `count` unused seeds,
       of which it returns the first.

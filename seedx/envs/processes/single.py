@@ -41,7 +41,7 @@ class Leaf:
     """Reads the array from an environment's observation.
 
     Raises:
-      WrongStepError: it is missing, or has another shape or kind of dtype.
+      WrongStepError: no array, or one of another shape or kind of dtype.
       ValueError: an integer does not fit into the spec's dtype.
     """
     value = observation

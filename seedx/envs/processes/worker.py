@@ -1,7 +1,7 @@
 """The program of a process that steps environments of a `ProcessEnvironment`.
 
-It runs in a new interpreter, which may import JAX even if its parent may not.
-It ends when its parent closes its pipes or ends, for any reason.
+The program runs in a new interpreter, which may import JAX even if its parent
+may not, and ends when the parent closes the pipes, or has ended for any reason.
 """
 
 import dataclasses

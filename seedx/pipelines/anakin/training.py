@@ -83,8 +83,8 @@ class Training:
   """The trainings of a run in one program, as a part of the process.
 
   Attributes:
-    acted: counts of experience: env steps are the mean over all trainings,
-      returns and lengths are those of all trainings.
+    acted: counts of experience: the mean env steps of a training, and the
+      returns and lengths of all trainings.
   """
 
   def __init__(
@@ -242,7 +242,7 @@ class Training:
 
   def _take_due(self) -> np.ndarray:
     """Charges the updates due after each rollout; returns `[rollouts]`."""
-    # The numbers ignore resets, which `_count` corrects for later.
+    # The numbers ignore resets; `_count` corrects them later.
     rollouts, ratio = self._config.updates_per_call, self._ratio
     if ratio is None:
       return np.ones(rollouts, np.int32)
@@ -257,7 +257,7 @@ class Training:
   def _count(self, output: Any, updated: int, has_metrics: bool) -> None:
     """Counts the results of a call.
 
-    These are `[rollouts, ...]`, or `[seeds, rollouts, ...]` for several seeds.
+    Results are `[rollouts, ...]`, with several seeds `[seeds, rollouts, ...]`.
     """
     num_seeds = self._config.num_seeds
     if num_seeds == 1:

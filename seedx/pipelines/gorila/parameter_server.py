@@ -296,7 +296,7 @@ class Client:
 
   Attributes:
     params: float32 vector of the newest parameters received from all shards.
-    target_params: the same for target parameters.
+    target_params: float32 vector of the newest target parameters.
   """
 
   def __init__(
@@ -363,8 +363,8 @@ class Client:
       resets: fraction of the gradient's batch that is resets.
 
     Returns:
-      Whether all shards applied it, and its staleness: the mean number of other
-      updates since its parameters were received.
+      Whether all shards applied the gradient, and its staleness: the mean
+      number of other updates since its parameters were received.
 
     Raises:
       wire.WireError: UNAVAILABLE, a server has stopped; `connect` again.

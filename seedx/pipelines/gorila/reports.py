@@ -106,7 +106,7 @@ def addresses(welcome: Mapping[str, Any]) -> list[str]:
   """Returns the addresses in a welcome of `SERVERS`.
 
   Raises:
-    wire.WireError: FAILED_PRECONDITION, it has no list of valid addresses.
+    wire.WireError: FAILED_PRECONDITION, no list of valid addresses.
   """
   values = welcome.get("addresses")
   if not isinstance(values, list) or not all(map(admission.is_address, values)):
@@ -162,7 +162,7 @@ class Reports:
     server.bind_stream(SERVERS, answer, wire.NOTHING, wire.NOTHING)
 
   def open(self, hello: Mapping[str, Any]) -> server_lib.Session:
-    """Opens a worker's session, once the parameter servers are restored.
+    """Opens a worker's session, after the parameter servers are restored.
 
     Raises:
       wire.Refused: UNAVAILABLE, servers are not restored; or see

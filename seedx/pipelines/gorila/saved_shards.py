@@ -26,7 +26,7 @@ _PATIENCE_SECONDS = 20.0
 
 
 class SavedShards:
-  """The states of all shards, as one part of a checkpoint; for one thread."""
+  """The states of all shards, as one part of a checkpoint; not thread-safe."""
 
   def __init__(
     self,

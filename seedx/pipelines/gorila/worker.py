@@ -1,7 +1,7 @@
 """Gorila's worker: actor, replay and learner in one process.
 
-It reports to the coordinator after each unroll, see `reports`. It exchanges
-gradients and parameters with the parameter servers directly.
+A worker reports to the coordinator after each unroll, see `reports`, and
+exchanges gradients and parameters with the parameter servers directly.
 """
 
 import contextlib
@@ -113,7 +113,7 @@ def _warm_up(
 def max_gradient_norm(agent: base.Config) -> float:
   """Returns the norm to which workers scale larger gradients down.
 
-  It is infinite for an agent with a `transformation`.
+  The norm is infinite for an agent with a `transformation`.
 
   Raises:
     types.ConfigError: the agent's config has no such norm.
@@ -222,7 +222,7 @@ class _Learner:
     """Returns the newest state, its acting parameters, and its version."""
     client = self.client
     version = np.int32(client.version)
-    # JAX may read its arguments after the client has changed its arrays.
+    # Copies: JAX may read arguments after the client has changed its arrays.
     state = self._with_params(
       client.params.copy(),
       client.target_params.copy(),

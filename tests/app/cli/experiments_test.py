@@ -192,7 +192,7 @@ def test_the_last_line_is_the_cpu_time_of_processes_outside_the_run(
   *_, last = capsys.readouterr().out.splitlines()
   text = "other processes used 12 s of CPU time during the run (0.41 cores)"
   assert (last == text) == printed
-  outside.seconds = None  # Not on Linux.
+  outside.seconds = None  # As on other systems than Linux.
   assert programs.main(program, words) == 0
   assert "CPU time" not in capsys.readouterr().out
 

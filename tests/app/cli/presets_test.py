@@ -47,8 +47,9 @@ OF_EXPERIMENTS = {
 # `for_images`: the paper's target period, and a ladder of epsilons, which needs
 # no slow decay.
 OF_IMAGES = {("apex_dqn", ""): {"target_period", "epsilon_steps"}}
-# The same for continuous actions and `for_continuous`: epochs and minibatches
-# as above, and the default learning rate.
+# Fields in which an experiment's presets for continuous actions differ from
+# `for_continuous`: epochs and minibatches as above, and the default learning
+# rate.
 OF_CONTINUOUS = {
   ("anakin_ppo", "ppo"): {"learning_rate", "epochs", "minibatches"},
   ("anakin_ppo", "a2c"): {"learning_rate"},

@@ -1,8 +1,8 @@
 """Run directories with planted files: nothing outside of them changes.
 
 Each command that takes a directory meets a link, a pipe, a huge file and so on
-at each name that a run reads or writes. It succeeds, or it ends with an error
-in one line; files outside stay as they were.
+at each name that a run reads or writes. The command succeeds, or ends with an
+error in one line; files outside stay as they were.
 """
 
 import os

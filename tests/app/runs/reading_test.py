@@ -39,7 +39,7 @@ _VALUES = st.recursive(
 
 
 class WorkedError(types.ConfigError):
-  """Raised once a directory has been read, to skip the rest of a program."""
+  """Raised when a directory has been read, to skip the rest of a program."""
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ SMALL = ("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "5")
 
 
 class _BeganError(Exception):
-  """Raised once a run has written its config.json."""
+  """Raised when a run has written its config.json."""
 
 
 @pytest.fixture(scope="module")
