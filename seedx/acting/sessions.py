@@ -120,7 +120,7 @@ class Sessions:
   def measure(self) -> dict[str, float]:
     """Returns the mean shares of time that actors wait, by metric."""
     with self._lock:
-      # The last line of a run is written after its actors have left.
+      # The last line of metrics comes after all actors have left.
       self._waits = [session.waits for session in self._open] or self._waits
       environments, learner = np.mean(self._waits, axis=0).tolist()
     return {

@@ -107,8 +107,8 @@ def run(work: Work, stop: threading.Event) -> None:
 class _Session:
   """A connection to the learner, with environments stepped on a thread.
 
-  With the thread, the end of a run, or Ctrl-C, does not wait for an environment
-  that hangs in a step.
+  So neither the end of a run nor Ctrl-C waits long for an environment that
+  hangs in a step.
   """
 
   def __init__(

@@ -142,7 +142,7 @@ class _Messages:
   def experience(
     self, acting: types.Tree, unroll: types.Unroll
   ) -> unroll_messages.Experience:
-    """Returns the message with `[L, N, ...]` unrolls.
+    """Returns unrolls `[L, N, ...]` as a message.
 
     Raises:
       RuntimeError: a priority is negative or not finite.

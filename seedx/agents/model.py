@@ -113,8 +113,8 @@ class Model:
   ) -> "Model":
     """Makes a model with a number of towers, each a torso and perhaps a core.
 
-    The `head` is a module from the features of each tower to the agent's
-    outputs. `types.EnvironmentSpec.without` hides parts of observations.
+    The `head` maps the features of all towers to the agent's outputs.
+    `types.EnvironmentSpec.without` hides parts of observations.
 
     Raises:
       types.ConfigError: an option has no effect on the observations.

@@ -1,4 +1,4 @@
-"""Recurrent replay distributed DQN: a memory, trained on stored sequences.
+"""Recurrent replay distributed DQN: DQN with a core, trained on sequences.
 
 Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed
 Reinforcement Learning", https://openreview.net/forum?id=r1lyTjAqYX.

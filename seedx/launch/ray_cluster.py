@@ -325,7 +325,7 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 class _Learner:
-  """The learner on a machine of the cluster, an actor in Ray's terms."""
+  """The learner on a machine of the cluster: Ray calls it an actor."""
 
   def __init__(self) -> None:
     self._stop, self._ending = threading.Event(), signals.Ending()

@@ -246,7 +246,7 @@ class Replayed(experience.Experience):
     }
 
   def _begin(self, shares: Sequence[types.Share]) -> None:
-    """Allocates the replays with the first shares."""
+    """Allocates replays that fit the first shares."""
     if self.states:
       return
     num_bytes = self._core_replay.num_bytes(shares[0])

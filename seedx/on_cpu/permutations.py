@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 # Maximum size for which JAX sorts random numbers. For 65,536 numbers, the sort
-# takes 29 ms on two CPU cores, and the cipher 1 ms.
+# takes 29 ms on two CPU cores, `encipher` 1 ms.
 _SORTED = 8192
 _ROUNDS = 6
 

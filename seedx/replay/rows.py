@@ -68,7 +68,7 @@ class Ring:
     period: int | None,
     streams: int,
   ) -> "Ring":
-    """Returns the ring for shares like this one; see `uniform.Uniform`."""
+    """Returns the ring for shares like `share`; see `uniform.Uniform`."""
     length, size = share.data.version.shape
     if isinstance(share.origin, tuple) or period is None:
       return cls(capacity, length, length)
@@ -240,7 +240,7 @@ class Ring:
     self, book: "Book", unrolls: jax.Array, next_row: jax.Array, size: int
   ) -> jax.Array:
     """Returns `Book.oldest` after adding `size` unrolls to `Book.unrolls`."""
-    # The largest number of unrolls that can be forgotten at a time.
+    # The largest number of unrolls that one addition can forget.
     count = math.ceil(size * self.length / self.period) + 1
     number = book.oldest + jnp.arange(min(count, self.capacity))
     first = unrolls[number % self.capacity, self.overlap]

@@ -17,7 +17,7 @@ from seedx import channels, metrics, signals, types
 _NOTE_SECONDS = 3.0
 # Seconds after which a line of metrics is late, and the watch writes one.
 _LATE_SECONDS = 5.0
-# Seconds after a signal within which threads must end, and then the process.
+# Seconds from a signal until threads count as hanging, and until the exit.
 _END_SECONDS = 6.0
 _LEAVE_SECONDS = 9.0
 # Seconds after a signal within which the last checkpoint is saved and the sinks

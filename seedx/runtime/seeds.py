@@ -63,7 +63,7 @@ class Seeds:
 
 
 def evaluation_seed(seed: int, number: int) -> int:
-  """Returns the evaluation seed of index `number` of a run with `seed`."""
+  """Returns the seed of evaluation episode `number` of a run with `seed`."""
   # The evaluation's other environments have the seeds that follow.
   place = (_place(seed) + number) % (_NUM_SEEDS - _MAX_ENVS)
   return _NUM_SEEDS + place

@@ -479,7 +479,7 @@ class _Method:
       ]
       self._refused_until = {
         **{host: end for host, end in self._refused_until.items() if end > now},
-        # Other hosts wait only for places of sessions.
+        # Without sessions, no host waits for a place.
         **{x.host: now + _YIELD_SECONDS for x in silent if self.is_stream},
       }
     for stream in silent:

@@ -73,7 +73,7 @@ def test_an_actor_that_ends_closes_its_environments_and_threads(
     )
     actor.start()
     running.wait_until(lambda: made and made[0].stepping.is_set())
-  actor.join(0.3)  # A wrong actor would close the environments.
+  actor.join(0.3)  # A faulty actor would close them during a step.
   made[0].resume.set()
   actor.join(300)
   (environment,) = made

@@ -344,7 +344,7 @@ def test_an_update_ends_at_the_first_minibatch_above_target_kl():
   assert output.weight == expected_output.weight
   mean = float(output.metrics["approx_kl"])
   assert mean == pytest.approx((second + third) / 3, rel=1e-2)
-  # The schedule also counts the steps that were not taken.
+  # The schedule also counts the optimizer steps that were skipped.
   assert limited.optimizer_state[-1].count == 4
   assert limited.updates == 1
 

@@ -411,7 +411,7 @@ def test_evaluations_are_due_at_regular_intervals_of_steps(
   lines = evaluated(tmp_path)
   assert [x["env_steps"] for x in lines] == [130, 200, 460, 470]
   assert all(x["episodes"] == 3 and x["cut"] == 0 for x in lines)
-  # Each evaluation plays other episodes, with seeds that training does not use.
+  # Evaluations play different episodes, with seeds that training does not use.
   seeds = [seed + k for seed, count in made[:3] for k in range(count)]
   assert len(set(seeds)) == 9
   assert min(seeds) >= seeds_lib.evaluation_seed(0, 0)

@@ -597,10 +597,10 @@ def test_the_importance_exponent_rises_over_the_whole_run():
         importance_exponent_rise=rise,
       )
     )
+    # Of `2 * resumed` earlier batches, half of the steps were resets.
     source.resume(2 * resumed, float(resumed))
     return [np.asarray(x.parts[0].importance_weight) for x in source(uneven)]
 
-  # Half of the steps that a resumed run has learned from were resets.
   for resumed in (0, 40, 1000):
     full = weights(resumed, 1.0, 0.0)
     rising = weights(resumed, 0.2, 0.6)

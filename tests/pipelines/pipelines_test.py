@@ -40,7 +40,7 @@ CELLS = [
   *(("a3c", name) for name in ("a2c", "vtrace", "dqn", "rainbow")),
   *((p, name) for p in ("gorila", "apex") for name in REPLAYED),
 ]
-# The tests of all pipelines except A3C include a small training.
+# Every other pipeline has a test file with small trainings.
 FAST = [("a3c", "a2c")]
 # To a pipeline, agents differ only in what they need: whole batches, windows,
 # sequences or priorities. These cells cover all needs.

@@ -21,7 +21,7 @@ LENGTH, BATCH = 6, 1000
 
 
 def steps_of(number, item):
-  """Returns unrolls whose arrays contain the numbers of steps and unrolls.
+  """Returns unrolls whose arrays contain the given `number` and `item`.
 
   Args:
     number: `[L, S]`, number of each step.
@@ -145,7 +145,7 @@ def test_windows_are_equally_probable(keys, batch_size, items, kept):
   start = number - 10 * item
   windows = LENGTH - 3 + 1
   assert set(item) == set(kept)
-  # Unrolls, starts and pairs of both are uniform.
+  # Unrolls, starts and their pairs are uniform.
   place = np.searchsorted(kept, item)
   for counts in (
     np.bincount(place, minlength=len(kept)),

@@ -43,8 +43,8 @@ class Environment:
     )
     self.bin = folder / "bin"
     (site,) = (folder / "lib").glob("python*/site-packages")
-    # Python ignores .pth files in the directory `requirements`, even one with
-    # the path of the repository.
+    # The .pth files in `requirements` have no effect, not even that of an
+    # editable seedx.
     requirements = sysconfig.get_paths()["purelib"]
     (site / "requirements.pth").write_text(requirements + "\n")
     self.site = site

@@ -298,7 +298,7 @@ def test_ctrl_c_ends_a_run_that_hangs(program, words, place, ctrl_cs, tmp_path):
     return
   assert seconds < 12
   assert steps == [_last(path)["env_steps"]]
-  # The second program's actors still work, so that program may end in order.
+  # `seed_vtrace` may end in order: its actors do not wait for hanging steps.
   ways = f"continues from checkpoint {steps[0]}", "continues the run"
   assert any(f"--resume {run_dir} {way}" in out + err for way in ways)
 

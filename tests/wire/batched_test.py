@@ -114,7 +114,7 @@ def test_a_request_is_received_after_the_previous_answer(tmp_path, on):
     exchange.send(rows(1))
     exchange.send(rows(2))
     running.wait_until(lambda: session.requests)
-    other.send(rows(3))  # Arrives after the request of 2.
+    other.send(rows(3))  # Arrives after `rows(2)`.
     other_session.answer()
     assert len(session.requests) == 1
     session.answer()

@@ -471,7 +471,7 @@ def test_certificates_that_cannot_be_made_are_refused(tmp_path, capfd):
 
 @pytest.mark.long
 def test_tls_takes_at_most_60_percent_more_time_at_450_kb(files):
-  """The machine must be idle, since TLS uses the time of a second core."""
+  """The machine must be idle, since TLS also uses a second core."""
   ours = files["ours"]
   frames = wire.Layout.of((np.zeros(450_000, np.uint8),), 1)
   reply = wire.Layout.of((np.zeros(1_000, np.uint8),), 1)

@@ -23,7 +23,7 @@ class _Options:
 
 
 def check(name: str, argv: Sequence[str]) -> None:
-  """Exits with status 2 and one line if an experiment of seedx cannot begin."""
+  """Exits with status 2 and one line if `name` cannot resume the given run."""
   run_dir = command_line.read_some(_Options(), ["resume"], argv)["resume"]
   if not run_dir or name not in experiments.shipped():
     return

@@ -145,7 +145,7 @@ def step(
   An environment's random numbers do not depend on the other environments.
 
   Args:
-    environment: functions of all environments.
+    environment: functions of each environment.
     state: `[B, ...]`.
     action: `[B, *action_shape]`; floats are clipped to their bounds.
     rng_keys: `[B]` keys that `keys` returned.

@@ -65,7 +65,7 @@ class Config(process.ServerConfig):
 
   @property
   def plan(self) -> plan_lib.Plan:
-    """The amounts of experience of each worker."""
+    """The plan of every worker's experience."""
     return plan_lib.Plan(
       self.total_steps,
       self.workers.batch_steps,
