@@ -132,8 +132,8 @@ Policy = Categorical | MultiCategorical | BoundedGaussian
 class Parameterized:
   """A batch of action distributions as a nest of their parameters.
 
-  The nest can be shuffled, sliced and scanned. A distribution of Distrax
-  cannot, because it keeps the batch shape with which it was made.
+  The nest can be shuffled, sliced and scanned. A distribution of Distrax cannot
+  be, because it keeps the batch shape with which it was made.
 
   Attributes:
     family: kind of the distributions.

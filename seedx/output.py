@@ -30,8 +30,8 @@ class _Output(io.FileIO):
 def _outliving(stream: Any) -> Any:
   """Returns a stream to the same file that does not raise two usual errors.
 
-  After the reader of a pipe has left, the stream discards text. It escapes
-  characters that cannot be encoded, such as those of some files' names.
+  After the reader of a pipe has left, the stream discards text. The stream
+  escapes characters that cannot be encoded, such as those of some files' names.
   """
   if stream is None:  # The stream was closed before the program started.
     return None

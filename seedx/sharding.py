@@ -67,7 +67,7 @@ def replicate(nest: types.Tree, over: Mesh) -> types.Tree:
   if on_all.is_fully_addressable:
     return jax.device_put(nest, on_all)
 
-  # `jax.device_put` would compare the values of all hosts, which would have to
+  # `jax.device_put` would compare the values of all hosts; all would have to
   # call it at the same time.
   def copies(leaf: jax.Array) -> jax.Array:
     local = [jax.device_put(leaf, core) for core in over.local_devices]

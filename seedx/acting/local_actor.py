@@ -136,7 +136,7 @@ class Programs:
     )
 
   def share(self) -> types.Share:
-    """Returns a share's shapes and dtypes; it has N unrolls of one actor."""
+    """Returns the shapes and dtypes of a share: N unrolls of one actor."""
     agent = self.agent
 
     def share(rng_key: jax.Array) -> types.Share:

@@ -85,9 +85,9 @@ class Fetched:
 
     Args:
       version: newest version that the caller has seen, as in the reply to
-        `unroll_messages.Experience`. If the copy is not older, nothing is
-        fetched, unless the stream has been silent for long enough that the
-        server may soon end it. None always fetches.
+        `unroll_messages.Experience`. A copy that is not older is fetched again
+        only if the server may soon end the stream for its silence. None always
+        fetches.
 
     Returns:
       The copy, the same object until it is fetched again; None when the run is

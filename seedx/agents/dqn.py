@@ -31,7 +31,7 @@ class Config(value_based.Config):
   rescale: bool = False
 
   def for_images(self) -> Self:
-    """Returns a copy for Atari, near Hessel et al. 2018; not measured."""
+    """Returns a copy for Atari, close to Hessel et al. 2018; not measured."""
     return dataclasses.replace(
       super().for_images(),
       learning_rate=1e-4,

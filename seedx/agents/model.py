@@ -228,7 +228,7 @@ class Model:
 def on_cpu(config: base.Config) -> base.Config:
   """Returns the config of an agent that acts on a CPU, in float32.
 
-  There, the image network "nature" takes 1.5 times as long in bfloat16.
+  On a CPU, the image network "nature" takes 1.5 times as long in bfloat16.
   """
   if not isinstance(config, Config):
     return config

@@ -209,7 +209,7 @@ def _scale_by(
 ) -> optax.GradientTransformationExtraArgs:
   """Returns an `optax.scale_by_schedule` that leaves resets out of the count.
 
-  Its `update` takes `resets`, the number of optimizer steps to leave out.
+  `update` takes `resets`, the number of optimizer steps to leave out.
   """
 
   def init(params: types.Tree) -> optax.ScaleByScheduleState:

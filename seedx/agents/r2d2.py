@@ -74,7 +74,7 @@ class Config(dqn.Config):
       )
 
   def for_images(self) -> Self:
-    """Returns a copy for Atari, near Kapturowski et al. 2019; not measured.
+    """Returns a copy for Atari, as in Kapturowski et al. 2019; not measured.
 
     The copy has an LSTM instead of stacked frames, and rescales returns instead
     of clipping rewards.

@@ -69,7 +69,7 @@ class Config(dqn.Config):
       )
 
   def for_images(self) -> Self:
-    """Returns a copy for Atari, near Hessel et al. 2018; not measured."""
+    """Returns a copy for Atari, close to Hessel et al. 2018; not measured."""
     # Not `super()`: DQN's preset has a Huber loss, which Rainbow's loss lacks.
     images = model_lib.Config.for_images(self)
     return dataclasses.replace(

@@ -60,7 +60,7 @@ def observed(statistics: normalizer.Statistics) -> normalizer.Statistics:
 def discounted(
   timestep: dm_env.TimeStep, before: jax.Array, discount: float
 ) -> jax.Array:
-  """Returns R after each time step, `[T, B]`; R `before` the first is `[B]`."""
+  """Returns R after each step, `[T, B]`; `before` is R before them, `[B]`."""
 
   def add(
     total: jax.Array, step: tuple[jax.Array, jax.Array]
@@ -84,8 +84,8 @@ def measure(
 ) -> normalizer.Moments:
   """Adds the moments of a batch's R to those of its observations, or to ().
 
-  The time steps are `[T + 1, B, ...]`. R `before` them is `[B]`. The first time
-  step also ended the previous unroll, and does not count again.
+  The time steps are `[T + 1, B, ...]`. `before` is R before them, `[B]`. The
+  first time step also ended the previous unroll, and does not count again.
   """
   returns = discounted(timestep, before, discount)[1:]
   first = timestep.step_type[1:] == int(dm_env.StepType.FIRST)

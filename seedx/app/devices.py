@@ -45,8 +45,8 @@ def unused(root: pathlib.Path = pathlib.Path("/")) -> str:
 def compute_on_own_threads() -> None:
   """Makes each thread compute by itself on CPU, without waking up another.
 
-  The setting helps programs whose threads act, learn or serve at the same time.
-  It affects the whole process, so only programs call it, not the library.
+  The setting helps programs whose threads act, learn or serve at the same time,
+    and affects the whole process: only programs call this, not the library.
   """
   jax.config.update("jax_cpu_enable_async_dispatch", False)
 

@@ -11,12 +11,12 @@ from seedx import files, metrics
 class Trace:
   """A sink that starts a trace at the second line of metrics with updates.
 
-  JAX's profiler writes to `RUN_DIR/profile/plugins/profile/TIME/`. XProf
-  opens `RUN_DIR/profile` (`pip install xprof`, `xprof RUN_DIR/profile`);
-  Perfetto opens the file `*.trace.json.gz` in it. Host threads have spans with
-  these names: `receive` checks and counts messages, `act` starts an inference
-  step, `reply` waits for the actions and hands them out, `collect` copies
-  finished unrolls, `learn` starts an update and waits for the previous one.
+  JAX's profiler writes to `RUN_DIR/profile/plugins/profile/TIME/`. XProf opens
+  `RUN_DIR/profile` (`pip install xprof`, `xprof RUN_DIR/profile`); Perfetto
+  opens the file `*.trace.json.gz` there. Host threads have spans with these
+  names: `receive` checks and counts messages, `act` starts an inference step,
+  `reply` waits for the actions and hands them out, `collect` copies finished
+  unrolls, `learn` starts an update and waits for the previous one.
   """
 
   def __init__(self, run_dir: str | os.PathLike[str], seconds: float) -> None:

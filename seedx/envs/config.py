@@ -58,8 +58,8 @@ class Config:
   """The choice of an environment, and of changes to its observations.
 
   The environment is one of EnvPool's, one of seedx's (`seedx:CartPole-v1`, see
-  `functional`) or your own. Your own is made by a factory that you name, a
-  function that returns a Gymnasium `Env` or a `dm_env.Environment`. It is
+  `functional`) or your own. A factory that you name makes your own: a function
+  that returns a Gymnasium `Env` or a `dm_env.Environment`. The factory is
   called once for each environment, in a separate process. Its parameter `seed`
   receives the environment's seed, and is optional with Gymnasium only. A
   factory named with the prefix `jax:` returns a `functional.Environment`, and

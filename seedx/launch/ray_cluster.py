@@ -287,7 +287,7 @@ def _start_here() -> None:
   constants = ray()._private.ray_constants
   enable_cluster = constants.ENABLE_RAY_CLUSTER
   # On Linux, Ray listens on all interfaces, whatever address it is given. If
-  # clusters are disabled, as on macOS, it listens on 127.0.0.1.
+  # clusters are disabled, as on macOS, Ray listens on 127.0.0.1.
   constants.ENABLE_RAY_CLUSTER = False
   try:
     ray().init(_LOCAL, logging_level=logging.WARNING)

@@ -44,8 +44,7 @@ class Config(hosts_lib.Config):
     """Returns the learner devices.
 
     Raises:
-      types.ConfigError: no device is given, or one does not exist or is given
-        twice.
+      types.ConfigError: a device is missing or given twice, or none is given.
     """
     return sharding.devices(self.learner_devices, "learner")
 
@@ -157,7 +156,7 @@ class Learner:
   Attributes:
     agent: the agent that learns.
     version: version of the newest parameters: the number of updates so far,
-      including those that were skipped, or for which no host had a batch.
+      including skipped updates and updates for which no host had a batch.
     learned_steps: number of env steps learned from in finished updates; resets
       and skipped updates do not count.
     cores: the learner devices of this host, in order.

@@ -185,8 +185,8 @@ class Together(learner.Learner):
         since, starved = time.monotonic(), True
 
   def _inputs_of(self, batch: experience.Batch | None) -> Inputs:
-    # Without this, the update would wait on the device for other hosts, and
-    # inference would wait for the update.
+    # Without this meeting, the update would wait on the device for other hosts,
+    # and inference for the update.
     self._hosts.meet("update")
     report = self._hosts.report(batch is not None)
     return self._with_report(report, batch.parts if batch else self._nothing)

@@ -124,7 +124,7 @@ class Network(nn.Module):
       inputs: `[T, B, ...]`.
       core_state: `[B, ...]`, before the first step.
       at: `[K, B]` int, time steps whose outputs are computed; None for all. A
-        network with cores takes only None.
+        network with cores requires None.
       action: `[T, B, ...]`, actions for the head; None for a head without
         `action`.
 

@@ -43,7 +43,7 @@ class Replay(Protocol):
     """Sets the priorities `[B]` of a sample's windows, if a replay has any."""
 
   def measure(self, state: Any) -> dict[str, jax.Array]:
-    """Returns counts `[]` by name, which are summed over cores."""
+    """Returns counts `[]` by name, to be summed over cores."""
 
 
 @dataclasses.dataclass(frozen=True)

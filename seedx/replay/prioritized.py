@@ -58,7 +58,7 @@ class Prioritized:
       w_i  = (N P(i))^-beta / max_j w_j
 
   where p_i is the priority of window i of N, plus 1e-6. The maximum is over the
-  windows of the sample with a priority above 1e-6, so not over resets, whose
+  sampled windows whose priority is above 1e-6, and so not over resets, whose
   priority is 0. Weights are at most 1. `Uniform` describes the ring and its
   windows.
 

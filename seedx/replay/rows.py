@@ -201,7 +201,7 @@ class Ring:
     origin: jax.Array,
     place: jax.Array,
   ) -> tuple[jax.Array, jax.Array]:
-    """Replaces the first rows of unrolls by rows of the unrolls they continue.
+    """Replaces the first rows of unrolls by rows of those they continue.
 
     Returns `Book.unrolls` with the new unrolls, and their rows `[S, L]`.
     """

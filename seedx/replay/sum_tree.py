@@ -38,7 +38,7 @@ def set_leaves(tree: Tree, leaf: jax.Array, value: jax.Array) -> Tree:
   Args:
     tree: sum tree.
     leaf: `[B]` int32, leaves; `NOWHERE` sets none. A leaf that occurs twice
-      gets one of its values, and the sums agree with it.
+      gets one of its values, with which the sums agree.
     value: `[B]` float32, 0 or more.
   """
   chex.assert_rank([leaf, value], 1, custom_message="leaf, value")

@@ -180,7 +180,7 @@ class Process:
       Unused if there are `steps`.
     threads: functions that run on threads of their own, by name.
     steps: makes the iterator of the main thread's work, which ends with the
-      run; None if the main thread only waits for the others.
+      run; None if the main thread only waits for the other threads.
     server: server that listens while the process runs.
     addresses: addresses of the processes of other roles, by role.
     stopping: closes the channels at which threads wait. Called soon after

@@ -21,7 +21,7 @@ _MAX_PATH_BYTES = 100
 
 
 class Pipe:
-  """A connected socket that carries messages, whose headers have their sizes.
+  """A connected socket that carries messages; each header has a message's size.
 
   Attributes:
     cut: whether the other end has closed the pipe within a message.

@@ -814,7 +814,7 @@ class _Handlers(grpc.GenericRpcHandler):
     """Drops the references to old spent calls.
 
     gRPC counts a call among the 100 of its connection until nothing refers to
-    it any more.
+    the call any more.
     """
     old = time.monotonic() - _SPENT_SECONDS
     while self._spent and self._spent[0][0] < old:
@@ -843,7 +843,7 @@ class _Handlers(grpc.GenericRpcHandler):
   ) -> Iterator[bytes]:
     if not self._security.admits(context.invocation_metadata() or ()):
       self._count_without_token(context.peer())
-      # The first check, so that the answer does not even reveal the methods.
+      # Checked first, so that the answer does not even reveal the methods.
       context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected the run's token")
     method = self._methods.get(path.removeprefix(calls.PATH_PREFIX))
     if self._stopping.is_set():

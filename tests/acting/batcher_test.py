@@ -66,7 +66,7 @@ class Taking(threading.Thread):
 
 @pytest.fixture
 def taking():
-  """Yields a function that takes a batcher's batches on a thread; ends all."""
+  """Yields a function that takes batches on a thread; ends the threads."""
   threads = []
 
   def start(requests):

@@ -24,7 +24,7 @@ def test_every_place_is_equally_likely(size):
   drawn = np.asarray(permute(keys))
   ordered = np.broadcast_to(np.arange(size), drawn.shape)
   np.testing.assert_array_equal(np.sort(drawn), ordered)
-  # First, middle and last numbers are equally often in each 16th of the places.
+  # Each of these numbers is in each 16th of the places equally often.
   for number in (0, 1, size // 2, size - 1):
     places = np.argmax(drawn == number, axis=1) * 16 // size
     counts = np.bincount(places, minlength=16)

@@ -367,7 +367,7 @@ def finished(tmp_path_factory):
 def test_the_previous_checkpoint_replaces_a_damaged_newest_one(
   finished, tmp_path, capfd
 ):
-  """Resuming, and loading the newest or the best, use the previous one."""
+  """Programs that resume or load a run use the previous checkpoint."""
   run_dir = tmp_path / "run"
   shutil.copytree(finished, run_dir)
   folder, step = checkpointer.directory(run_dir), steps_of(run_dir)[-1]

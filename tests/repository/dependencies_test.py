@@ -58,7 +58,7 @@ def names_in(source):
 
 @functools.cache
 def distributions():
-  """Returns the distributions of each top-level module."""
+  """Returns the installed packages that have each top-level module."""
   return {
     module: {x.replace("_", "-").lower() for x in names}
     for module, names in importlib.metadata.packages_distributions().items()

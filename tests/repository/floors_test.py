@@ -109,7 +109,7 @@ def _imports(source):
 def _host_names(source):
   """Yields the names of a module that deal with several learner hosts.
 
-  The setting `hosts` of a learner's config is not one of them.
+  The setting `hosts` of a learner's config does not count.
   """
   for node in ast.walk(ast.parse(source)):
     match node:

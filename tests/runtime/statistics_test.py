@@ -187,7 +187,7 @@ def test_a_run_counts_what_environments_log(
 @pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [1, 2])
 def test_anakin_counts_what_environments_do(num_seeds, tmp_path):
-  """Each seed's mean return is over 100 episodes, even if a call ends more."""
+  """Each seed's mean return covers 100 episodes, even if more end in a call."""
   env = envs.Config("jax:tests.runtime.statistics_test:Arithmetic")
   options = {"num_seeds": num_seeds, "updates_per_call": 20, "num_envs": 8}
   config = config_of("anakin", env, tmp_path, **options)

@@ -286,7 +286,7 @@ class Silent:
 )
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_missing_server_is_not_a_mistake(there, tls, files, monkeypatch):
-  """Silent servers, tunnels to nothing and working servers are none, either."""
+  """Silent servers, tunnels to nothing and working servers are no mistakes."""
   monkeypatch.setattr(security_lib, "_PROBE_SECONDS", 0.3)
   security = client_of(files["ours"]) if tls else wire.Security()
   with contextlib.ExitStack() as opened:

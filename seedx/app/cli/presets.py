@@ -32,7 +32,7 @@ class Preset:
     values: values of the settings, by name.
     measured: whether runs of the experiment's default agent have been measured
       with them.
-    games: the games that it is made for, if it is a preset for images.
+    games: the games that a preset for images is made for.
   """
 
   values: Mapping[str, Any]

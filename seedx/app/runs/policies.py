@@ -95,7 +95,7 @@ class Policy:
       observation: an observation as in `spec.observation`, or a batch of them,
         `[B, ...]`.
       state: the state that the last call returned; None before the first. An
-        agent without a memory or a frame stack needs none.
+        agent without a memory or a frame stack needs no state.
       episode_start: `[]` or `[B]` bool, whether the observation is the first of
         an episode, which resets the state. None means all rows if `state` is
         None, and no row otherwise.

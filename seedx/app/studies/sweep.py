@@ -79,7 +79,7 @@ class Options:
     ray_address: address of a Ray cluster; "local" for a new one on this machine
       alone, "auto" for the one in RAY_ADDRESS or on this machine.
     run_dir: output directory; runs/sweep/<time> if empty. All machines of a
-      cluster must share it.
+      cluster must share this directory.
   """
 
   experiment: str = ""

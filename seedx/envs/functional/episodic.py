@@ -14,7 +14,7 @@ from seedx import types
 class Environment(Protocol):
   """One environment as pure functions, to be jitted and vmapped.
 
-  The first step after `init` or after a LAST ignores its action. It is the
+  The first step after `init` or after a LAST ignores its action, and is the
   FIRST of a new episode, with reward 0 and discount 1. The discount of a LAST
   is 0 if the episode terminates, and 1 if a time limit truncates it.
 

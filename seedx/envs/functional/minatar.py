@@ -4,7 +4,7 @@ Young and Tian 2019, "MinAtar: An Atari-Inspired Testbed",
 https://arxiv.org/abs/1903.03176. Observations are `[4, 10, 10]` uint8, 0 or 1,
 with a channel for each kind of object. The actions are those of all MinAtar
 games: nothing, left, up, right, down and fire. With `minimal_actions`, only
-those with an effect in the game exist. With probability `sticky`, a step
+actions with an effect in the game exist. With probability `sticky`, a step
 repeats the episode's last action instead; the first step then does nothing.
 """
 
@@ -50,7 +50,7 @@ class Ball(NamedTuple):
 
 
 class Breakout(Episodic):
-  """A paddle that keeps a ball in play; each broken brick is worth 1.
+  """A paddle that keeps a ball in play; the reward of a brick is 1.
 
   The channels are the paddle, the ball, its previous position, and the bricks.
   An episode ends when the ball falls. When all bricks are broken, three new
@@ -188,7 +188,7 @@ class Spawned(NamedTuple):
 
 
 class Asterix(Episodic):
-  """Gold to collect, worth 1 each, and enemies, which end the episode.
+  """Gold to collect, for a reward of 1, and enemies, which end the episode.
 
   Gold and enemies come from the left and the right, each in its own row, and
   ever faster. The channels are the player, the enemies, the previous positions

@@ -117,7 +117,7 @@ class Child:
     """Waits until the environments are made; returns their specs.
 
     Raises:
-      types.ConfigError: the process cannot make them.
+      types.ConfigError: the process cannot make its environments.
       KilledError: the process was killed meanwhile.
     """
     kind, payload = self.receive()

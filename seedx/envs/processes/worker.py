@@ -228,7 +228,7 @@ def _make(config: env_config.Config, seed: int, render: bool) -> single.Single:
       )
     return single_dm_env.Single(config, env)
   # Gymnasium is not imported here: dm_env's processes start 0.1 s sooner. A
-  # factory that returns a Gymnasium environment has imported it.
+  # factory that returns a Gymnasium environment has imported Gymnasium.
   gymnasium = sys.modules.get("gymnasium")
   if gymnasium is not None and isinstance(env, gymnasium.Env):
     from seedx.envs.processes import single_gymnasium

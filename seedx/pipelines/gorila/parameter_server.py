@@ -7,9 +7,10 @@ optimizers (Adam, RMSProp) compute the same on a slice. The norm of a gradient
 needs all of it, so workers clip gradients.
 
 A shard starts empty, and so does the shard of a restarted server. The first
-worker that connects sends it parameters and their version; at the start of a
-run all workers have the same parameters. The optimizer's state of a dead server
-is lost. A checkpoint's state can be restored only before the first gradient.
+worker that connects fills it with parameters and their version; at the start of
+a run all workers have the same parameters. The optimizer's state of a dead
+server is lost. A checkpoint's state can be restored only before the first
+gradient.
 
 A worker sends gradients on the stream `PUSH`, whose replies have the newest
 parameters. `START` is a call with parameters for an empty shard, and `TARGET`

@@ -96,7 +96,7 @@ class SavedShards:
   def give_restored(self) -> None:
     """Sends every server its restored state; waits for all servers, or a stop.
 
-    Prints one message if that takes long.
+    Prints one message after a long wait.
 
     Raises:
       wire.WireError: a server refuses, or its certificate has been wrong for
