@@ -597,7 +597,7 @@ def test_the_importance_exponent_rises_over_the_whole_run():
         importance_exponent_rise=rise,
       )
     )
-    # Of `2 * resumed` earlier batches, half of the steps were resets.
+    # Half of the steps in `2 * resumed` earlier batches were resets.
     source.resume(2 * resumed, float(resumed))
     return [np.asarray(x.parts[0].importance_weight) for x in source(uneven)]
 
