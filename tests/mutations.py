@@ -142,7 +142,7 @@ def mutations():
 
 @contextlib.contextmanager
 def copy_of(root):
-  """Yields a temporary copy of a checkout's files, which shares its cache."""
+  """Yields a temporary copy of a checkout's files; both share a JAX cache."""
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
     folder = pathlib.Path(name).resolve()
     command = ["git", "-C", root, "ls-files", "-zco", "--exclude-standard"]

@@ -126,7 +126,7 @@ class Evaluator:
           if not counts.missing() or (stop and stop.is_set()):
             break
       seed += len(left)
-      left = counts.left  # Above 0 where episodes remain after a cut.
+      left = counts.left  # Episodes that remain after cuts.
       if not config.per_row:
         left = _divided(left.sum(), config.num_envs)
     return counts.played()

@@ -23,7 +23,7 @@ class Session:
     first_seed: seed of environment 0; environment k has `first_seed + k`.
     exploration: `[N]`, exploration of each environment, see `types.Inputs`.
     episodes: episodes of the environments.
-    environments: counts of the environments' experience.
+    environments: counter of the environments' experience.
     waits: shares of time that the actor waits for its environments, and for
       the learner.
   """

@@ -13,7 +13,7 @@ class Slots:
   """Slots, each leased to one session at a time; thread-safe."""
 
   def __init__(self, num_slots: int) -> None:
-    """Makes free slots from 0 to `num_slots - 1`."""
+    """Makes slots 0 to `num_slots - 1`, all free."""
     self._free = np.arange(num_slots, dtype=np.int32)
     self._lock = threading.Lock()
 

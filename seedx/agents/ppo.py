@@ -366,7 +366,7 @@ def _take_steps_until(
   return state, taken, means | {"optimizer_steps": jnp.float32(taken)}
 
 
-# Each array's axis of size N, see `blocks.gradient`.
+# Each array's axis of entries, see `blocks.gradient`.
 _ENTRIES_AXES = Entries._make(
   0 if name == "core_state" else 1 for name in Entries._fields
 )

@@ -121,8 +121,8 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
     options: any settings by their names, as JSON.
 
   Returns:
-    Settings that name a module outside seedx. `env_options` is among the
-      settings if `env` is: a factory's options may name code, too, as those of
+    Settings that name a module outside seedx. If `env` is among them, so is
+      `env_options`: a factory's options may name code, as those of
       `gymnasium:make` do. It is also among them if an option may make a
       simulator read files.
   """

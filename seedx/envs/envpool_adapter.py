@@ -118,7 +118,7 @@ class EnvPoolEnvironment:
 
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
     """See `envs.Environment`."""
-    # Checked: EnvPool would read beyond the end of an array that is too small.
+    # Else EnvPool would read beyond the end of an array that is too small.
     action = observations.checked_action(
       self.spec.action, self._env_action, index, action
     )

@@ -54,7 +54,7 @@ class Addresses:
     return len(self._addresses)
 
   def take(self, address: str) -> int:
-    """Returns the number of a process that joins, and listens at `address`.
+    """Takes a free number for a joining process that listens at `address`.
 
     Raises:
       wire.Refused: the address is missing, malformed, insecure, or not among

@@ -224,9 +224,8 @@ class Learner:
     # Number of updates for which no host had a batch, see `together`.
     self._idle = 0
     self._pending: list[pending.Update] = []
-    # Env steps and batches that had been learned from, but not reported to the
-    # source, when the restored checkpoint was saved. The next update reports
-    # them.
+    # Env steps and batches of the restored checkpoint that were learned from,
+    # but not yet reported to the source. The next update reports them.
     self._uncounted = 0.0, 0
     # Whether an update is being dispatched: it is not yet in `_pending`.
     self._dispatching = False

@@ -90,8 +90,8 @@ digits:
     has stopped, and the stream ends right after a reply: its work is over.
   * CANCELLED, if the client itself has not cancelled: the server has stopped
     before it opened the stream, or while the stream waited for a request or a
-    reply. The server's work is over, as with OK. Without a pipe, the same
-    status also ends a stream whose client was silent, see UNAVAILABLE. If the
+    reply. The server's work is over, as with OK. Without a pipe,
+    CANCELLED also ends the stream of a silent client, see UNAVAILABLE. If the
     details do not have the form `name: reason`, a call of `/seedx/` shows which
     of the two happened: if it ends with UNIMPLEMENTED or is not answered within
     5 s, the server is running, and the client should try again.

@@ -411,7 +411,7 @@ def test_update_applies_the_gradients(names):
   expected, expected_output = case.learn(case.state)
   actual, output = case.update(case.state, KEY, case.batch)
   for a, b in ((actual, expected), (output, expected_output)):
-    # Two programs may round differently, which Adam amplifies up to its rate.
+    # Programs round differently; Adam amplifies this up to its learning rate.
     chex.assert_trees_all_close(a, b, rtol=2e-3, atol=1e-5)
   assert difference(actual.params, case.state.params) > 1e-4
 

@@ -263,7 +263,7 @@ def q_mean(stored_state):
 def test_a_sequence_begins_with_the_stored_state_or_a_fresh_one():
   stored, fresh = q_mean(stored_state=True), q_mean(stored_state=False)
   assert len({float(stored(x)) for x in (0.0, 1.0, 3.0)}) == 3
-  # A fresh state of `Sum` is ones, which equals a stored state of ones.
+  # A fresh state of `Sum` is all ones, like the stored state here.
   np.testing.assert_allclose(fresh(3.0), stored(1.0), rtol=1e-6)
 
 

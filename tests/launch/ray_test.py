@@ -320,7 +320,7 @@ def test_a_server_runs_the_code_that_its_own_learner_names(env):
 
 @pytest.mark.slow
 def test_a_cluster_that_other_machines_could_reach_is_not_used(monkeypatch):
-  """The first cluster can be reached; the second refuses this process."""
+  """Others can reach the first one; the second refuses this process."""
   module = pytest.importorskip("ray")
   monkeypatch.setenv("RAY_AUTH_TOKEN", "own")
   ended = []

@@ -130,7 +130,7 @@ def test_late_modules_are_imported_in_one_file():
 
 @pytest.mark.slow
 def test_late_modules_are_not_loaded_before_they_are_used():
-  """Command lines of runs, agents and EnvPool do not load these modules."""
+  """No command line, agent or EnvPool environment loads these modules."""
   script = f"""
 import sys
 import flax.linen  # Imports Rich.

@@ -81,7 +81,7 @@ def parse(
     positional: names of settings that are words without a flag. These settings
       are required; a tuple takes one or more words.
     often: names of settings that `--help` lists first.
-    unmeasured: names of settings whose values come from unmeasured presets.
+    unmeasured: names of settings from presets with `measured=False`.
   """
   settings = configs.settings(config)
   arguments = [settings[name] for name in positional]
