@@ -9,6 +9,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 
+from benchmarks import watched
+
 # Gigabits per second in bytes per second.
 _GBIT = 1e9 / 8
 # Env steps per second, by part of a run.
@@ -177,12 +179,7 @@ def sync(work: Work, rates: Rates, hosts: int) -> Limits:
 
   A host steps its environments, and then all hosts learn together.
   """
-  exchange_seconds = all_reduce_seconds(
-    rates,
-    hosts,
-    4 * work.parameters * work.optimizer_steps,
-    _PPO_EXCHANGES * work.optimizer_steps,
-  )
+  exchange_seconds = _of_ppo(work, rates, hosts)
   stepping_seconds = work.batch_steps * work.environment / rates.cores
   device_seconds = work.batch_steps * (
     1 / rates.act + work.times_learned / rates.learn
@@ -194,12 +191,7 @@ def sync(work: Work, rates: Rates, hosts: int) -> Limits:
 
 def anakin(work: Work, rates: Rates, hosts: int) -> Limits:
   """Returns the limits of `anakin`, which has one accelerator in each host."""
-  exchange_seconds = all_reduce_seconds(
-    rates,
-    hosts,
-    4 * work.parameters * work.optimizer_steps,
-    _PPO_EXCHANGES * work.optimizer_steps,
-  )
+  exchange_seconds = _of_ppo(work, rates, hosts)
   alone_seconds = work.batch_steps / rates.on_device
   return _in_turn(work, hosts, alone_seconds, exchange_seconds, DEVICE)
 
@@ -213,15 +205,14 @@ def table(
   pipelines: Mapping[str, Callable[[int], Limits]], numbers: tuple[int, ...]
 ) -> str:
   """Returns a Markdown table: pipelines' lowest limits, by number of hosts."""
-  head = ["hosts", *(f"{x:,}" for x in numbers)]
-  lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+  rows = []
   for name, limits in pipelines.items():
-    cells = []
+    cells = [name]
     for number in numbers:
       part, rate = first(limits(number))
       cells.append(f"{short(rate)}, {part}")
-    lines.append(f"| {' | '.join([name, *cells])} |")
-  return "\n".join(lines)
+    rows.append(cells)
+  return watched.table(["hosts", *(f"{x:,}" for x in numbers)], rows)
 
 
 def short(rate: float) -> str:
@@ -235,6 +226,13 @@ def short(rate: float) -> str:
 # Exchanges between hosts in one optimizer step, see docs/machines.md.
 _VTRACE_EXCHANGES = 6
 _PPO_EXCHANGES = 5
+
+
+def _of_ppo(work: Work, rates: Rates, hosts: int) -> float:
+  """Returns the seconds in which hosts exchange gradients in a PPO update."""
+  num_bytes = 4 * work.parameters * work.optimizer_steps
+  exchanges = _PPO_EXCHANGES * work.optimizer_steps
+  return all_reduce_seconds(rates, hosts, num_bytes, exchanges)
 
 
 def _of_device(rates: Rates) -> float:

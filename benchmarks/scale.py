@@ -5,7 +5,7 @@
 The program prints the tables of docs/scale.md: costs by number of thin actors,
 whose server is also killed and replaced; costs by rows of a message; bytes on
 the wire; costs by number of parameters; and the limits of 8 to 512 hosts, which
-`benchmarks.limits` computes from the other tables. It takes eight minutes on
+`benchmarks.limits` computes from the other tables. It takes five minutes on
 two idle cores. `--only streams,rows` prints only these two tables.
 """
 
