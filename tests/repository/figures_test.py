@@ -1,0 +1,26 @@
+"""Tests of the pipelines' figures, and of the pages that show them."""
+
+import pathlib
+from xml.etree import ElementTree
+
+import pytest
+
+from experiments.figures import pipelines as figures
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_FOLDER = _ROOT / "experiments" / "figures"
+
+
+@pytest.mark.parametrize("name", figures.PIPELINES)
+def test_the_figure_of_a_pipeline_is_as_the_program_draws_it(name):
+  drawn = figures.of_one(name)
+  assert (_FOLDER / f"pipeline_{name}.svg").read_text() == drawn
+  # All texts of a pipeline's figure are also in the figure of all pipelines.
+  texts = [x.text for x in ElementTree.fromstring(drawn).iter() if x.text]
+  assert all(text in figures.of_all() for text in texts[2:])
+
+
+def test_the_figure_of_all_pipelines_is_as_the_program_draws_it():
+  drawn = figures.of_all()
+  assert (_FOLDER / "pipelines.svg").read_text() == drawn
+  ElementTree.fromstring(drawn)
