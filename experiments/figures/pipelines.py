@@ -26,6 +26,7 @@ _STYLE = """
     .name { font-size: 26px; font-weight: bold; }
     .place { font-weight: bold; font-size: 17px; fill: #333; }
     .wire { font-style: italic; fill: #444; }
+    .ground { fill: #fff; }
     .panel { fill: #f2f2f2; }
     .box { stroke: #111; stroke-width: 1.5; }
     .process { fill: #fff; stroke: #333; stroke-width: 2; }
@@ -45,6 +46,7 @@ _STYLE = """
       text { fill: #e6edf3; }
       .place { fill: #c9d1d9; }
       .wire { fill: #aab4be; }
+      .ground { fill: #0d1117; }
       .panel { fill: #161b22; }
       .process, .thread { fill: #0d1117; stroke: #8b949e; }
       .box { stroke: #c9d1d9; }
@@ -406,7 +408,9 @@ def _svg(
     f' {height:g}" width="{width:g}" height="{height:g}" role="img"'
     f' aria-labelledby="title desc">\n<title id="title">{title}</title>\n'
     f'<desc id="desc">{saxutils.escape(about)}</desc>\n'
-    f"<style>{_STYLE}</style>\n{_HEAD}\n{content}\n</svg>\n"
+    f"<style>{_STYLE}</style>\n{_HEAD}\n"
+    f'<rect class="ground" width="{width:g}" height="{height:g}"/>\n'
+    f"{content}\n</svg>\n"
   )
 
 
