@@ -17,7 +17,7 @@ KINDS = ("auto", "none", "images", "continuous")
 Kind = Literal["auto", "none", "images", "continuous"]
 Games = Literal["Atari", "MinAtar"]
 # By purpose of a preset: the method of agents' configs that returns its values.
-_METHODS = {
+METHODS = {
   "Atari": "for_images",
   "MinAtar": "for_minatar",
   "continuous actions": "for_continuous",
@@ -90,11 +90,11 @@ def is_measured(preset: Callable[[Any], Any]) -> bool:
 def with_agents(preset: Preset, name: str) -> Callable[[C], C]:
   """Returns a preset that first applies the agent's own values.
 
-  `name` is the name of the preset's purpose, a key of `_METHODS`.
+  `name` is the name of the preset's purpose, a key of `METHODS`.
   """
 
   def both(config: Any) -> Any:
-    agent_config = getattr(config.agent, _METHODS[name], None)
+    agent_config = getattr(config.agent, METHODS[name], None)
     if agent_config is not None:
       config = dataclasses.replace(config, agent=agent_config())
     return preset(config)
