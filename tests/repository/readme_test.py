@@ -21,11 +21,14 @@ from tests import with_ray
 _ROOT = pathlib.Path(__file__).parents[2]
 _README = _ROOT / "README.md"
 _INDEX = _ROOT / "docs" / "index.md"
-# The README, the index, and the pages in the order of the index.
+# The pages in folders, which the page with the folder's name lists.
+_INNER = sorted(_INDEX.parent.glob("[!_]*/*.md"))
+# The README, the index, the pages in the order of the index, and inner pages.
 PAGES = [_README, _INDEX] + [
   _INDEX.parent / name
   for name in re.findall(r"\]\((\w+\.md)\)", _INDEX.read_text())
 ]
+PAGES += _INNER
 # Options that make a command end soon, by a text that the command contains.
 _SHORT = {
   "Pong-v5": "--total-steps 2000",
@@ -269,7 +272,10 @@ def test_python_code_without_a_file_name_runs():
 def test_pages_are_short_and_the_index_is_complete():
   text = _README.read_text()
   assert len(text.splitlines()) <= 130 and len(text.split()) <= 1300
-  assert sorted(PAGES[1:]) == sorted(_INDEX.parent.glob("*.md"))
+  assert sorted(PAGES[1:]) == sorted([*_INDEX.parent.glob("*.md"), *_INNER])
+  for page in _INNER:
+    overview = page.parent.with_suffix(".md").read_text()
+    assert f"({page.parent.name}/{page.name})" in overview, page
   for page in PAGES[1:]:
     assert len(page.read_text().splitlines()) <= 250, page
 

@@ -17,7 +17,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _CODE = ("seedx", "experiments", "benchmarks", "examples", "tests", "colab")
-_PAGES = ("*.md", "docs/*.md", ".ci/*.md", "colab/*.md")
+_PAGES = ("*.md", "docs/**/*.md", ".ci/*.md", "colab/*.md")
 # A docstring or an entry that begins with such a word lacks its noun or verb.
 _START = re.compile(
   r"\W*(?:also|as|at|by|else|for|from|in|of|on|per|so|than|that|then|these|those|"
