@@ -156,6 +156,9 @@ def _presets(command: str) -> Iterator[tuple[str, dict[str, Any]]]:
     },
   )
   for kind in experiment.kinds[1:]:  # `auto` selects one of the others.
+    # Agents without this variant have no continuous actions.
+    if kind == "continuous" and not hasattr(config.agent, "for_continuous"):
+      continue
     before = config
     if kind == "none" and experiment.recurrent:
       before = configs.replaced(config, {"recurrent": True})

@@ -63,6 +63,7 @@ def test_each_agent_has_a_page_with_its_settings_and_presets():
     assert f"```{{settings}} seedx.agents.{name}\n" in text
     assert settings.settings_tables(f"seedx.agents.{name}")
     assert settings.presets_table(", ".join(presets(text)))
+    assert f"](agents/{name}.md)" in (_DOCS / "agents.md").read_text()
 
 
 def test_the_pages_show_the_presets_of_all_experiments():

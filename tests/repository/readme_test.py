@@ -21,14 +21,19 @@ from tests import with_ray
 _ROOT = pathlib.Path(__file__).parents[2]
 _README = _ROOT / "README.md"
 _INDEX = _ROOT / "docs" / "index.md"
-# The pages in folders, which the page with the folder's name lists.
-_INNER = sorted(_INDEX.parent.glob("[!_]*/*.md"))
-# The README, the index, the pages in the order of the index, and inner pages.
-PAGES = [_README, _INDEX] + [
-  _INDEX.parent / name
-  for name in re.findall(r"\]\((\w+\.md)\)", _INDEX.read_text())
+# The README, the index, the pages in the order of the index, and the pages of
+# pipelines and agents.
+PAGES = [
+  _README,
+  _INDEX,
+  *(
+    _INDEX.parent / name
+    for name in dict.fromkeys(
+      re.findall(r"\]\((\w+\.md)\)", _INDEX.read_text())
+    )
+  ),
+  *sorted(x for x in _INDEX.parent.glob("[!_]*/*.md")),
 ]
-PAGES += _INNER
 # Options that make a command end soon, by a text that the command contains.
 _SHORT = {
   "Pong-v5": "--total-steps 2000",
@@ -55,9 +60,13 @@ def init(project, dir, config):
 _TOOLS = ("evaluate", "export", "plot", "certificates", "benchmark")
 
 
-def blocks(language):
+def name_of(page):
+  return str(page.relative_to(_ROOT))
+
+
+def blocks(language, pages=PAGES):
   fence = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
-  return [code for page in PAGES for code in fence.findall(page.read_text())]
+  return [code for page in pages for code in fence.findall(page.read_text())]
 
 
 def file_named(name):
@@ -65,8 +74,8 @@ def file_named(name):
   return text
 
 
-def commands():
-  lines = [line for block in blocks("sh") for line in block.splitlines()]
+def commands(pages=PAGES):
+  lines = [line for x in blocks("sh", pages) for line in x.splitlines()]
   assert not [line for line in lines if line.endswith("\\")]
   installs = "pip install", "-m venv"
   return list(
@@ -217,7 +226,8 @@ def test_the_exported_policy_runs_without_seedx(place):
 @pytest.mark.long
 def test_a_learner_and_an_actor_train_with_separate_commands(place):
   """Runs the commands for several machines, but with local addresses."""
-  learner, actor = APART
+  machines = commands([_INDEX.parent / "machines.md"])
+  learner, actor = [x for x in machines if x in APART]
   if not (place / "tls").exists():
     (certificates,) = [x for x in ALONE if "certificates" in x]
     assert run(place, words_of(certificates)).returncode == 0
@@ -272,10 +282,7 @@ def test_python_code_without_a_file_name_runs():
 def test_pages_are_short_and_the_index_is_complete():
   text = _README.read_text()
   assert len(text.splitlines()) <= 130 and len(text.split()) <= 1300
-  assert sorted(PAGES[1:]) == sorted([*_INDEX.parent.glob("*.md"), *_INNER])
-  for page in _INNER:
-    overview = page.parent.with_suffix(".md").read_text()
-    assert f"({page.parent.name}/{page.name})" in overview, page
+  assert {*_INDEX.parent.glob("*.md")} <= {*PAGES}
   for page in PAGES[1:]:
     assert len(page.read_text().splitlines()) <= 250, page
 
@@ -287,7 +294,7 @@ def anchors(page):
   return {re.sub(r"[^\w -]", "", x.lower()).replace(" ", "-") for x in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_programs_and_experiments_in_the_text_exist(page):
   text = page.read_text()
   named = re.findall(r"`(?:\$ )?seedx ([\w.]+)(?: ([\w.]+))?", text)
@@ -308,7 +315,7 @@ def test_error_messages_link_to_sections_that_exist():
   assert {*linked} < sections and len(sections) == len({*linked}) + 2
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_targets_of_links_exist(page):
   text = page.read_text()
   links = re.findall(r"\]\(([^)\s]+)\)", text)

@@ -99,3 +99,5 @@ def test_an_experiment_that_does_not_exist_is_refused(command):
 def test_variants_that_an_agent_lacks_are_left_out():
   assert not hasattr(dqn.Config, "for_continuous")
   assert "continuous" not in settings.settings_tables("seedx.agents.dqn")
+  table = settings.presets_table("a3c --agent dqn, a3c")
+  assert table.count("| continuous actions |") == 1
