@@ -5,7 +5,9 @@ run is over, and connects again if the learner restarts.
 
 Exit status: 0 after the run's end; 2 if this process or the learner refuses the
 other; 3 if there was no learner for --give-up-seconds; 129, 130 or 143 after
-SIGHUP, Ctrl-C or SIGTERM; 1 after any other failure.
+SIGHUP, Ctrl-C or SIGTERM; 1 after any other failure. SIGUSR1 and SIGUSR2, with
+which a scheduler warns all processes of a job, have no effect: the learner then
+saves the run, and ends it.
 """
 
 import argparse
@@ -104,7 +106,9 @@ def run(
   try:
     if warning := security.of_client(address).warning:
       print(warning, file=sys.stderr, flush=True)
-    with signals.stopping(stop) as ending:
+    # The learner, which such a warning has reached too, still needs this process
+    # while it saves.
+    with signals.stopping(stop, ignored=signals.WARNINGS) as ending:
       joining.join(address, hello, play, stop, config, security)
   except (types.ConfigError, wire.WireError) as error:
     reason = types.printable(getattr(error, "message", str(error)))

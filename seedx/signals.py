@@ -1,7 +1,8 @@
-"""Handling of Ctrl-C, SIGTERM and SIGHUP, which end a run in order.
+"""Handling of Ctrl-C and other signals, which end a run in order.
 
 The exit status of a process is the one that shells use: 130 after Ctrl-C, 143
-after SIGTERM, 129 after SIGHUP.
+after SIGTERM, 129 after SIGHUP. SIGUSR1 and SIGUSR2 count as SIGTERM, because
+schedulers of clusters send them some time before they end a job.
 
 A thread acts on the signals. Python runs handlers on the main thread, which may
 be in a call that does not return: an update on a device that hangs, or a step
@@ -18,10 +19,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 # The signals that end a process or a process group.
-ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+ENDING = (
+  signal.SIGHUP,
+  signal.SIGINT,
+  signal.SIGTERM,
+  signal.SIGUSR1,
+  signal.SIGUSR2,
+)
+# Those that schedulers send as a warning; they count as SIGTERM.
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # Two Ctrl-C within this time count as one, since a parent may forward it.
 _SAME_SECONDS = 0.05
 # The time between two calls of `Ending.watch`.
@@ -64,7 +73,7 @@ class Ending:
 
 def status(number: int) -> int:
   """Returns the exit status of a process that a signal has ended."""
-  return 128 + number
+  return 128 + (signal.SIGTERM if number in WARNINGS else number)
 
 
 def print_at_once(text: str) -> None:
@@ -88,20 +97,43 @@ def exit_on_signals() -> None:
 
 
 @contextlib.contextmanager
-def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
+def pending() -> Iterator[None]:
+  """Makes processes that start in its block begin with all signals pending.
+
+  A new process would otherwise die of a signal that arrives before it has
+  handlers. With its handlers it calls `pthread_sigmask(SIG_UNBLOCK, ENDING)`.
+  """
+  mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+  try:
+    yield
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextlib.contextmanager
+def stopping(
+  stop: threading.Event,
+  exits: bool = True,
+  ignored: Collection[signal.Signals] = (),
+) -> Iterator[Ending]:
   """Makes the first signal set `stop`, and a second Ctrl-C exit the process.
 
   If `exits` is False, as in a notebook, the second Ctrl-C raises
   KeyboardInterrupt instead. Only the main thread can handle signals; on another
-  thread, this only calls `Ending.watch`. If SIGHUP or SIGTERM is ignored
-  already, as with nohup, it stays ignored.
+  thread, this only calls `Ending.watch`. A signal other than SIGINT that is
+  ignored already, such as SIGHUP with nohup, stays ignored. Signals in `ignored`
+  have no effect.
   """
   ending = Ending()
   ending.exits = exits
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
+  numbers = [number for number in ENDING if number not in ignored]
   listener = threading.Thread(
-    target=_listen, args=(reader, stop, ending), name="signals", daemon=True
+    target=_listen,
+    args=(reader, numbers, stop, ending),
+    name="signals",
+    daemon=True,
   )
 
   def handle(number: int, frame: object) -> None:
@@ -136,7 +168,12 @@ def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
     os.close(reader)
 
 
-def _listen(reader: int, stop: threading.Event, ending: Ending) -> None:
+def _listen(
+  reader: int,
+  numbers: Collection[signal.Signals],
+  stop: threading.Event,
+  ending: Ending,
+) -> None:
   """Acts on the signals from a pipe, and calls `Ending.watch` meanwhile."""
   readable = select.poll()
   readable.register(reader, select.POLLIN)
@@ -145,7 +182,7 @@ def _listen(reader: int, stop: threading.Event, ending: Ending) -> None:
       for number in os.read(reader, 256):
         if number == _OVER:
           return
-        if number in ENDING:
+        if number in numbers:
           _handle(signal.Signals(number), stop, ending)
     try:
       if ending.watch is not None:

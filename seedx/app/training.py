@@ -126,7 +126,8 @@ def train(
 ) -> Run:
   """Trains with a pipeline's config, and starts the pipeline's other processes.
 
-  Ctrl-C, SIGTERM and SIGHUP end the run early, after everything is written.
+  Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 end the run early, after
+  everything is written.
 
   Args:
     config: pipeline's config, such as `seed.Config(agent=vtrace.Config())`.
@@ -139,7 +140,8 @@ def train(
   Raises:
     types.ConfigError: a setting is wrong, or the directory cannot be used.
     KeyboardInterrupt: Ctrl-C ended the run; everything is written.
-    SystemExit: another signal ended the run; the status is as in a shell.
+    SystemExit: another signal ended the run; the status is as in a shell, and
+      after SIGUSR1 and SIGUSR2 that of SIGTERM.
     launch.hosts.LostError: another learner host has died.
     Exception: any error of one of the run's threads.
   """

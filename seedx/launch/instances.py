@@ -196,16 +196,11 @@ class Process:
     """Starts the process, which reads a `nodes.message`."""
     self._role = role
     self._socket, stdin = socket.socketpair()
-    # Signals stay pending until the process ignores them.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ENDING)
-    try:
-      with stdin:
-        self._process = subprocess.Popen(
-          [sys.executable, "-m", __package__, role],
-          stdin=stdin.fileno(),
-        )
-    finally:
-      signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    with stdin, signals.pending():
+      self._process = subprocess.Popen(
+        [sys.executable, "-m", __package__, role],
+        stdin=stdin.fileno(),
+      )
     # The process may die before it has read all of the message.
     with contextlib.suppress(OSError):
       self._socket.sendall(message)

@@ -16,7 +16,7 @@ from unittest import mock
 import psutil
 import pytest
 
-from experiments import a2c, seed_vtrace
+from experiments import a2c, gorila_dqn, seed_vtrace
 from seedx import metrics, signals
 from tests import programs, running
 
@@ -56,6 +56,11 @@ class Program:
   def wait_for_steps(self, env_steps=100):
     running.wait_until(lambda: self.env_steps() >= env_steps, self._check)
     self._children = psutil.Process(self.running.pid).children(recursive=True)
+
+  def signal_all(self, number):
+    """Sends a signal to each process, the program last."""
+    for process in (*self._children, self.running):
+      process.send_signal(number)
 
   def _check(self):
     assert self.running.poll() is None, self.running.communicate()
@@ -100,7 +105,7 @@ def test_a_signal_during_the_imports_ends_a_program_at_once(number, start):
   running.wait_until(lambda: program.catches(signal.SIGTERM))
   os.killpg(program.running.pid, number)
   assert program.ended() == "" and not program.checkpoints()
-  assert program.running.returncode == 128 + number
+  assert program.running.returncode == signals.status(number)
 
 
 # A fake NumPy, the first slow import of a program.
@@ -169,6 +174,26 @@ def test_a_signal_to_the_group_ends_a_run_with_a_checkpoint(
   os.killpg(program.running.pid, number)
   program.ended()
   assert program.running.returncode == 128 + number
+  assert program.checkpoints() == [program.env_steps()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("experiment", "words", "number"),
+  [
+    (a2c, SMALL, signal.SIGUSR2),
+    # The learner cannot save without its parameter servers.
+    (gorila_dqn, SMALL[:2], signal.SIGUSR1),
+  ],
+)
+def test_a_schedulers_signal_to_each_process_ends_a_run_with_a_checkpoint(
+  experiment, words, number, start
+):
+  program = start(experiment, *words)
+  program.wait_for_steps()
+  program.signal_all(number)
+  program.ended()
+  assert program.running.returncode == 143
   assert program.checkpoints() == [program.env_steps()]
 
 
@@ -317,6 +342,9 @@ os._exit(ending.status + 1)
     ([signal.SIGTERM, signal.SIGTERM, signal.SIGHUP], 144),
     ([signal.SIGINT, signal.SIGTERM], 131),
     ([signal.SIGTERM, signal.SIGINT], 130),  # Ends at once.
+    # Schedulers send a warning, and SIGTERM some time later.
+    ([signal.SIGUSR1, signal.SIGTERM], 144),
+    ([signal.SIGUSR2, signal.SIGUSR2], 144),
   ],
 )
 def test_after_the_first_signal_only_ctrl_c_ends_a_program_at_once(

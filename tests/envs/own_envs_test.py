@@ -6,7 +6,6 @@ import io
 import os
 import pathlib
 import pickle
-import signal
 import subprocess
 import sys
 from multiprocessing import connection
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 import tree
 
-from seedx import app, envs, types
+from seedx import app, envs, signals, types
 from seedx.agents import a2c
 from seedx.envs import envpool_adapter, process_adapter, rendering
 from seedx.envs.processes import child, messages, restarts
@@ -867,7 +866,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, interpreters):
     running.wait_until(lambda: log.exists() and log.read_text())
     stuck = int(log.read_text())
     for pid in (waiting, stuck):
-      for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+      for number in signals.ENDING:
         os.kill(pid, number)
     print(file=parent.stdin, flush=True)
     lines = [parent.stdout.readline().split() for _ in range(2)]
@@ -1013,3 +1012,19 @@ def test_a_second_spec_starts_no_process(workers, monkeypatch):
   assert len(started) == 1
   envs.spec(config_of("counting_dm", {"shift": 12}))
   assert len(started) == 2
+
+
+def test_a_worker_survives_signals_that_arrive_while_it_starts(
+  interpreters, monkeypatch
+):
+  popen = child.subprocess.Popen
+
+  def signalled(*args, **kwargs):
+    process = popen(*args, **kwargs)
+    for number in signals.ENDING:
+      os.kill(process.pid, number)
+    return process
+
+  monkeypatch.setattr(child.subprocess, "Popen", signalled, raising=False)
+  config = config_of("counting_dm", {"shift": np.int64(13)})
+  assert envs.spec(config)

@@ -249,6 +249,16 @@ def test_a_process_without_a_learner_gives_up_with_status_3(tmp_path, capfd):
   assert "expected a server within 0.5 s" in capfd.readouterr().err
 
 
+def test_a_schedulers_warning_does_not_end_a_process_that_joined(monkeypatch):
+  def warned(address, hello, play, stop, config, security):
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGHUP)
+    assert stop.wait(300)
+
+  monkeypatch.setattr(joining, "join", warned)
+  assert join.main(["localhost:1"]) == 128 + signal.SIGHUP
+
+
 @pytest.mark.slow
 def test_an_experiment_with_a_role_gives_up_too(tmp_path, joiners):
   """The program of the experiment replaces itself by `seedx.join`."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from multiprocessing import connection
 from typing import BinaryIO
 
-from seedx import types
+from seedx import signals, types
 from seedx.envs import config as env_config
 from seedx.envs.processes import messages
 
@@ -31,10 +31,13 @@ _PROGRAM = """\
 import signal, sys
 for number in signal.SIGHUP, signal.SIGINT:
   signal.signal(number, signal.SIG_IGN)
-# A handler, not SIG_IGN: environments' own processes must not inherit it.
-signal.signal(signal.SIGTERM, lambda *_: None)
+# Handlers, not SIG_IGN: environments' own processes must not inherit it. For
+# example, `xvfb-run` waits for ever if it cannot receive SIGUSR1.
+for number in signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2:
+  signal.signal(number, lambda *_: None)
 sys.path[:] = {path}
-from seedx import output
+from seedx import output, signals
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.ENDING)
 output.outlive_readers()  # Printing must not end the worker.
 from seedx.envs.processes import worker
 worker.main({requests}, {replies}, {memory})
@@ -77,13 +80,14 @@ class Child:
         replies=files[1],
         memory=files[2],
       )
-      self._popen = subprocess.Popen(
-        [sys.executable, "-P", "-c", program],
-        stdin=subprocess.DEVNULL,
-        pass_fds=files,
-        # Leaves the accelerators to the learner.
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-      )
+      with signals.pending():
+        self._popen = subprocess.Popen(
+          [sys.executable, "-P", "-c", program],
+          stdin=subprocess.DEVNULL,
+          pass_fds=files,
+          # Leaves the accelerators to the learner.
+          env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        )
     self.send(message)
 
   def send(self, message: bytes) -> None:
