@@ -106,8 +106,8 @@ def run(
   try:
     if warning := security.of_client(address).warning:
       print(warning, file=sys.stderr, flush=True)
-    # The learner, which such a warning has reached too, still needs this process
-    # while it saves.
+    # The learner, which such a warning has reached too, may need this process
+    # to save.
     with signals.stopping(stop, ignored=signals.WARNINGS) as ending:
       joining.join(address, hello, play, stop, config, security)
   except (types.ConfigError, wire.WireError) as error:

@@ -121,8 +121,8 @@ def stopping(
   If `exits` is False, as in a notebook, the second Ctrl-C raises
   KeyboardInterrupt instead. Only the main thread can handle signals; on another
   thread, this only calls `Ending.watch`. A signal other than SIGINT that is
-  ignored already, such as SIGHUP with nohup, stays ignored. Signals in `ignored`
-  have no effect.
+  ignored already, such as SIGHUP with nohup, stays ignored. Signals in
+  `ignored` have no effect.
   """
   ending = Ending()
   ending.exits = exits
