@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from seedx import checkpoint, files, signals, types
-from seedx.app.runs import checkpointer, run_dirs
+from seedx.app.runs import checkpointer, resuming, run_dirs
 from seedx.launch import config as launch_config
 from seedx.launch import ray_cluster
 
@@ -71,9 +71,7 @@ def _run_there(
   if folder.has(run_dirs.CONFIG) and not resumes:
     saved = checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
     if not saved:  # The run begins again.
-      for name in run_dirs.FILES:
-        folder.remove(name)
-      folder.remove_folder(checkpointer.DIRECTORY)
+      resuming.remove_files(run_dir)
     since = f"checkpoint {max(saved)}" if saved else "the beginning"
     print(f"the learner continues from {since} on {host}", file=sys.stderr)
     resumes = bool(saved)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from seedx import checkpoint, envs, metrics, signals, types, wire
 from seedx import files as files_lib
 from seedx.app import described, devices, elsewhere, plot, profiling
 from seedx.app.cli import configs
-from seedx.app.runs import checkpointer, evaluations, run_dirs
+from seedx.app.runs import checkpointer, evaluations, resuming, run_dirs
 from seedx.launch import admission, hosts, instances, ray_cluster
 from seedx.launch import config as launch_config
 from seedx.launch import nodes as nodes_lib
@@ -42,7 +42,8 @@ class Config(checkpointer.Config, evaluations.Config):
 
   Attributes:
     run_dir: directory for the run's files; runs/<experiment>/<time> if empty.
-    resume: directory of a run to resume.
+    resume: directory of a run to resume; or auto, which resumes the run in
+      --run-dir if that has a checkpoint, and else begins it there.
     trust: whether to run the code that the resumed directory names.
     stop_at: mean return at which the run ends early: the mean of an evaluation,
       or, in a run without evaluations, of the last 100 episodes.
@@ -81,6 +82,24 @@ class Config(checkpointer.Config, evaluations.Config):
           f"expected {name} without a NUL character, found"
           f" {getattr(self, name)!r}"
         )
+
+  @property
+  def resumed(self) -> str:
+    """The directory of the run to resume; empty for a new run."""
+    return "" if self.resume == run_dirs.AUTO else self.resume
+
+  def resolved(self) -> Self:
+    """Returns the config with the directory that resume="auto" stands for.
+
+    If that directory has no checkpoint, "auto" is left, which begins a run.
+
+    Raises:
+      types.ConfigError: `resume` is "auto", and `run_dir` is empty.
+    """
+    found = resuming.directory(self.resume, self.run_dir)
+    if self.resume != run_dirs.AUTO or not found:
+      return self
+    return dataclasses.replace(self, resume=found, run_dir="")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +164,8 @@ def train(
     launch.hosts.LostError: another learner host has died.
     Exception: any error of one of the run's threads.
   """
-  files = Config(**options)
-  if files.resume:
+  files = Config(**options).resolved()
+  if files.resumed:
     resumed = run_dirs.config(files.resume)
     run_dirs.check_experiment(resumed, None, files.resume)
     recorded = run_dirs.record(config, config, None)
@@ -231,7 +250,7 @@ def _on_cluster(
       "expected no address or 0.0.0.0:PORT for the learner with"
       f" learner_on_cluster, since it may move; found {address}"
     )
-  resumes = bool(work.files.resume)
+  resumes = bool(work.files.resumed)
   with _open(work.files, work.record) as run_dir:
     pass  # Makes and checks the directory; the learner locks it where it runs.
   there = functools.partial(_run_there, work)
@@ -308,7 +327,7 @@ def _follow(
     finally:
       processes.stop()
   return Run(
-    pathlib.Path(files.resume or files.run_dir),
+    pathlib.Path(files.resumed or files.run_dir),
     last,
     restarts=processes.restarts,
     status=ending.status,
@@ -366,7 +385,7 @@ def _lead(
       trainer = dataclasses.replace(
         trainer, measures=[*trainer.measures, *added]
       )
-      if files.resume:
+      if files.resumed:
         saver.restore()
         _check_total(config, record, files, trainer.acted.env_steps)
       _share_state(trainer, context.hosts)
@@ -580,23 +599,25 @@ def _draw(env: str, name: str, run_dir: pathlib.Path) -> None:
 @contextlib.contextmanager
 def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
   """Makes and locks the directory of a run."""
-  path = os.path.expanduser(files.resume or files.run_dir)
+  path = os.path.expanduser(files.resumed or files.run_dir)
   if path:
-    if not files.resume and os.path.isdir(path):
+    if not files.resumed and os.path.isdir(path):
       # Checked before anything is written there.
       with run_dirs.claimed(path):
+        if files.resume:
+          resuming.forget_unsaved(path, record.experiment)
         _check_free(path)
     run_dir = pathlib.Path(files_lib.open_folder(path))
   else:
     run_dir = run_dirs.new("", record.name)
   with run_dirs.claimed(run_dir):
-    if not files.resume:
+    if not files.resumed:
       _check_free(run_dir)  # Another run may have begun and ended meanwhile.
     try:
       yield run_dir
     except types.ConfigError:
       folder = files_lib.Folder(run_dir)
-      if not files.resume and not folder.has(run_dirs.METRICS):
+      if not files.resumed and not folder.has(run_dirs.METRICS):
         folder.remove(run_dirs.CONFIG)  # The run has not begun.
       raise
 

@@ -25,7 +25,7 @@ class _Options:
 def check(name: str, argv: Sequence[str]) -> None:
   """Exits with status 2 and one line if `name` cannot resume the given run."""
   run_dir = command_line.read_some(_Options(), ["resume"], argv)["resume"]
-  if not run_dir or name not in experiments.shipped():
+  if run_dir in ("", run_dirs.AUTO) or name not in experiments.shipped():
     return
   try:
     run_dirs.check_experiment(run_dirs.config(run_dir), name, run_dir)

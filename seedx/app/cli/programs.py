@@ -16,7 +16,7 @@ from seedx import checkpoint, join, types
 from seedx.app import compiled, devices, roles, training
 from seedx.app.cli import command_line, configs, experiments
 from seedx.app.cli import presets as presets_lib
-from seedx.app.runs import checkpointer, run_dirs
+from seedx.app.runs import checkpointer, resuming, run_dirs
 from seedx.launch import config as launch_config
 from seedx.launch import hosts, joining
 from seedx.launch import nodes as nodes_lib
@@ -105,8 +105,9 @@ def read(
     often=_often(experiment, defaults) if is_help else (),
     unmeasured={x for one in applied if not one.measured for x in one.values},
   )
-  if asked.files.resume:
-    resumed = run_dirs.config(asked.files.resume)
+  asked = dataclasses.replace(asked, files=asked.files.resolved())
+  if asked.files.resumed:
+    resumed = run_dirs.config(asked.files.resumed)
     run_dirs.check_resumed(resumed, asked, asked.files.run_dir)
     if words := run_dirs.not_restored(asked, resumed):
       print(
@@ -151,12 +152,14 @@ def _defaults(
   """
   argv = [word for word in argv if word not in ("-h", "--help")]
   asked = asked_of(experiment)
-  names = ["resume", "trust", *(["agent"] if experiment.agents else [])]
+  names = ["resume", "run_dir", "trust"]
+  names += ["agent"] if experiment.agents else []
   values = command_line.read_some(asked, names, argv)
-  resumed = run_dirs.config(values["resume"]) if values["resume"] else None
+  run_dir = resuming.directory(values["resume"], values["run_dir"])
+  resumed = run_dirs.config(run_dir) if run_dir else None
   agent = values.get("agent", "")
   if resumed is not None:
-    run_dirs.check_experiment(resumed, name, values["resume"])
+    run_dirs.check_experiment(resumed, name, run_dir)
     agent = resumed.options.get("agent", agent)
   asked = asked_of(experiment, agent)
   settings = configs.settings(asked)
@@ -164,7 +167,7 @@ def _defaults(
   if resumed is not None:
     if not values["trust"]:
       given = command_line.read_some(asked, names, argv)
-      run_dirs.check_code(resumed, values["resume"], own=given)
+      run_dirs.check_code(resumed, run_dir, own=given)
     return run_dirs.restored(asked, resumed), []
   # Presets depend on these settings.
   names += ["presets", *(["recurrent"] if "recurrent" in settings else [])]

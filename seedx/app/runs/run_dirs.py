@@ -32,6 +32,8 @@ METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 CURVE = "learning_curve.png"
 FILES = (CONFIG, METRICS, EVALUATIONS, CURVE)
+# The value of `resume` that continues the run in `run_dir`, or begins it.
+AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,65 @@
+"""`resume="auto"`: the same command begins a run and later continues it.
+
+A scheduler that starts a job again repeats its command.
+"""
+
+import os
+import sys
+
+from seedx import checkpoint, files, types
+from seedx.app.runs import checkpointer, run_dirs
+
+
+def directory(resume: str, run_dir: str) -> str:
+  """Returns the directory of the run to resume; empty for a new run.
+
+  Args:
+    resume: directory of a run, `run_dirs.AUTO`, or empty.
+    run_dir: directory of the run that AUTO begins or continues.
+
+  Raises:
+    types.ConfigError: `run_dir` is empty with AUTO.
+  """
+  if resume != run_dirs.AUTO:
+    return resume
+  if not run_dir:
+    raise types.ConfigError(
+      "expected --run-dir with --resume auto, found none; add --run-dir DIR,"
+      " the directory in which each start of the command finds its run"
+    )
+  return run_dir if _saved(run_dir) else ""
+
+
+def forget_unsaved(run_dir: str | os.PathLike[str], name: str | None) -> None:
+  """Removes the files of a run that ended before its first checkpoint.
+
+  Args:
+    run_dir: directory, which this process has locked.
+    name: name of the experiment; None for a script.
+
+  Raises:
+    types.ConfigError: the run is not one of this experiment.
+  """
+  if files.Folder(run_dir).has(run_dirs.CONFIG) and not _saved(run_dir):
+    saved = run_dirs.config(run_dir)
+    run_dirs.check_experiment(saved, name, os.fspath(run_dir))
+    remove_files(run_dir)
+    print(
+      f"the run in {os.fspath(run_dir)} ended without a checkpoint; it begins"
+      " again",
+      file=sys.stderr,
+      flush=True,
+    )
+
+
+def remove_files(run_dir: str | os.PathLike[str]) -> None:
+  """Removes the files of a run, so that another one may begin."""
+  folder = files.Folder(run_dir)
+  for name in run_dirs.FILES:
+    folder.remove(name)
+  folder.remove_folder(checkpointer.DIRECTORY)
+
+
+def _saved(run_dir: str | os.PathLike[str]) -> list[int]:
+  """Returns the env steps of a run's checkpoints."""
+  return checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()

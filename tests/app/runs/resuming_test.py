@@ -1,0 +1,94 @@
+"""`--resume auto`, with which the same command begins and continues a run."""
+
+import pytest
+
+from experiments import a2c as a2c_experiment
+from experiments import ppo as ppo_experiment
+from seedx import app, checkpoint, metrics, types
+from seedx.agents import a2c
+from seedx.app.runs import checkpointer, run_dirs
+from seedx.learning import learner
+from seedx.pipelines import sync
+from tests import programs
+
+compiled_once = programs.compiled_once
+
+SMALL = (
+  "--total-steps 100 --num-envs 4 --unroll-length 5 --hidden-sizes 8 --quiet"
+)
+
+
+def small(total_steps=100):
+  return sync.Config(
+    total_steps=total_steps,
+    agent=a2c.Config(hidden_sizes=(8,)),
+    num_envs=4,
+    learner=learner.Config(unroll_length=5),
+  )
+
+
+def steps_of(run_dir):
+  return checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
+
+
+def lines_of(run_dir):
+  return metrics.read_lines(run_dir / "metrics.jsonl")
+
+
+def test_the_same_command_begins_and_continues_a_run(tmp_path, capfd):
+  run_dir = tmp_path / "run"
+  words = ["--run-dir", str(run_dir), "--resume", "auto", *SMALL.split()]
+  assert programs.main(a2c_experiment, words) == 0
+  first = lines_of(run_dir)
+  assert programs.main(a2c_experiment, words) == 0
+  assert "has made all of its steps" in capfd.readouterr().out
+  assert programs.main(a2c_experiment, [*words, "--total-steps", "200"]) == 0
+  assert steps_of(run_dir)[-1] >= 200
+  assert lines_of(run_dir)[: len(first)] == first
+  # The run is continued with the rules of a resume.
+  other = ["--run-dir", str(run_dir), "--resume", "auto"]
+  error = programs.refused(ppo_experiment, other, capfd)
+  assert "expected a run of ppo to --resume, found one of a2c" in error
+  error = programs.refused(a2c_experiment, [*words, "--seed", "3"], capfd)
+  assert "found another --seed" in error
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path, capfd):
+  app.train(small(), run_dir=str(tmp_path), quiet=True)
+  before = lines_of(tmp_path)
+  # The process was killed before the first checkpoint was complete.
+  checkpoints = checkpointer.directory(tmp_path)
+  (saved,) = checkpoints.names()
+  checkpoints.rename(saved, f"{saved}.unfinished")
+  with pytest.raises(types.ConfigError, match="already has a run"):
+    app.train(small(), run_dir=str(tmp_path), quiet=True)
+  with run_dirs.claimed(tmp_path):
+    with pytest.raises(types.ConfigError, match="another process is training"):
+      app.train(small(), run_dir=str(tmp_path), resume="auto", quiet=True)
+  assert lines_of(tmp_path) == before
+  words = ["--run-dir", str(tmp_path), "--resume", "auto", *SMALL.split()]
+  error = programs.refused(a2c_experiment, words, capfd)
+  assert "expected a run of a2c" in error and lines_of(tmp_path) == before
+  run = app.train(small(), run_dir=str(tmp_path), resume="auto", quiet=True)
+  assert "begins again" in capfd.readouterr().err
+  assert run.run_dir == tmp_path and lines_of(tmp_path)[0] != before[0]
+  assert len(steps_of(tmp_path)) == 1
+  more = app.train(
+    small(200), run_dir=str(tmp_path), resume="auto", quiet=True
+  )
+  assert more.metrics["env_steps"] >= 200
+
+
+def test_auto_needs_the_directory_of_the_run(tmp_path, capfd, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  error = programs.refused(a2c_experiment, ["--resume", "auto"], capfd)
+  assert "add --run-dir DIR" in error
+  with pytest.raises(types.ConfigError, match="add --run-dir DIR"):
+    app.train(small(), resume="auto", quiet=True)
+  # Files that are not those of a run are not touched.
+  (tmp_path / "metrics.jsonl").write_text("mine")
+  with pytest.raises(types.ConfigError, match="without metrics.jsonl"):
+    app.train(small(), run_dir=".", resume="auto", quiet=True)
+  (tmp_path / "file").touch()
+  with pytest.raises(types.ConfigError, match="cannot write in"):
+    app.train(small(), run_dir="file", resume="auto", quiet=True)
