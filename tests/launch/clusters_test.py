@@ -10,15 +10,17 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
 import yaml
 
 from seedx.app import certificates
-from tests import programs
+from tests import programs, running
 
 FOLDER = programs.ROOT / "examples" / "clusters"
 SHORT = "--total-steps 3000 --envs-per-actor 4 --hidden-sizes 8"
@@ -30,7 +32,14 @@ for k in $(seq 0 $((SLURM_NTASKS - 1))); do
   SLURM_PROCID=$k "$@" &
   tasks="$tasks $!"
 done
-for task in $tasks; do wait "$task" || exit 1; done
+echo $tasks > tasks
+for task in $tasks; do wait "$task" || status=$?; done
+exit ${status:-0}
+"""
+# A fake `scontrol`: lists the names of hosts, or writes what it is to requeue.
+SCONTROL = """
+[ "$1 $2" = "show hostnames" ] && echo "$3" | tr , "\\n"
+[ "$1" = requeue ] && echo "$2" > requeued
 """
 # A fake `gcloud`: runs a command in a machine's home, or copies files to it.
 GCLOUD = """
@@ -92,17 +101,23 @@ def without_devices():
   return {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
 
 
-def run(command, folder, **environment):
+def start(command, folder, **environment):
   environment["PATH"] = f"{folder / 'bin'}:{os.environ['PATH']}"
   environment["PYTHONPATH"] = str(programs.ROOT)
-  return subprocess.run(
+  return subprocess.Popen(
     command,
     cwd=folder,
     env={**without_devices(), **environment},
-    capture_output=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
     text=True,
-    timeout=600,
   )
+
+
+def run(command, folder, **environment):
+  started = start(command, folder, **environment)
+  out, err = started.communicate(timeout=600)
+  return subprocess.CompletedProcess(command, started.returncode, out, err)
 
 
 def last_line(run_dir):
@@ -123,28 +138,44 @@ def test_the_slurm_example_trains_and_continues_when_requeued(tmp_path):
   script.write_text(text)
   make_venv(tmp_path)
   write_program(tmp_path / "bin", "srun", SRUN)
-  hostnames = '[ "$1 $2" = "show hostnames" ] && echo "$3" | tr , "\\n"'
-  write_program(tmp_path / "bin", "scontrol", hostnames)
+  write_program(tmp_path / "bin", "scontrol", SCONTROL)
   slurm = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NODELIST": "127.0.0.2,127.0.0.9",
     "SLURM_NTASKS": "3",
   }
   words = ["bash", str(script), "seed_vtrace", *SHORT.split()]
-  done = run(words, tmp_path, **slurm)
-  assert done.returncode == 0, done.stderr
+  job = start(
+    [x.replace("3000", "1000000000") for x in words], tmp_path, **slurm
+  )
   run_dir = tmp_path / "runs" / "slurm-7"
+  lines = run_dir / "metrics.jsonl"
+  running.wait_until(
+    lambda: lines.exists() and last_line(run_dir)["learner_steps"] > 0,
+    lambda: job.poll() is None or pytest.fail(job.communicate()[1]),
+  )
+  # SLURM warns each process of a task, long before it ends the job.
+  (signal_name,) = re.findall("^#SBATCH --signal (.*)@120$", text, re.MULTILINE)
+  for task in map(int, (tmp_path / "tasks").read_text().split()):
+    tree = psutil.Process(task).children(recursive=True)
+    for process in (*tree, psutil.Process(task)):
+      process.send_signal(getattr(signal, f"SIG{signal_name}"))
+  _, err = job.communicate(timeout=600)
+  assert job.returncode == 143, err
+  assert (tmp_path / "requeued").read_text() == "7\n"
+  (tmp_path / "requeued").unlink()
   first = last_line(run_dir)
-  assert first["env_steps"] >= 3000 and first["learner_steps"] > 0
-  assert done.stderr.count("joined 127.0.0.2:") == 2
+  assert (run_dir / "checkpoints" / str(first["env_steps"])).is_dir()
+  assert err.count("joined 127.0.0.2:") == 2
   # A requeued job has the same job ID, and may have other nodes.
   slurm["SLURM_JOB_NODELIST"] = "127.0.0.3,127.0.0.9"
-  more = [x.replace("3000", "6000") for x in words]
+  total = first["env_steps"] + 3000
+  more = [x.replace("3000", str(total)) for x in words]
   done = run(more, tmp_path, **slurm)
   assert done.returncode == 0, done.stderr
-  assert last_line(run_dir)["env_steps"] >= 6000
-  all_lines = (run_dir / "metrics.jsonl").read_text()
-  assert json.dumps(first)[:40] in all_lines
+  assert last_line(run_dir)["env_steps"] >= total
+  assert json.dumps(first)[:40] in lines.read_text()
+  assert not (tmp_path / "requeued").exists()
 
 
 @pytest.mark.long

@@ -62,9 +62,11 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path, capfd):
   checkpoints.rename(saved, f"{saved}.unfinished")
   with pytest.raises(types.ConfigError, match="already has a run"):
     app.train(small(), run_dir=str(tmp_path), quiet=True)
-  with run_dirs.claimed(tmp_path):
-    with pytest.raises(types.ConfigError, match="another process is training"):
-      app.train(small(), run_dir=str(tmp_path), resume="auto", quiet=True)
+  refused = pytest.raises(
+    types.ConfigError, match="another process is training"
+  )
+  with run_dirs.claimed(tmp_path), refused:
+    app.train(small(), run_dir=str(tmp_path), resume="auto", quiet=True)
   assert lines_of(tmp_path) == before
   words = ["--run-dir", str(tmp_path), "--resume", "auto", *SMALL.split()]
   error = programs.refused(a2c_experiment, words, capfd)
@@ -73,9 +75,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path, capfd):
   assert "begins again" in capfd.readouterr().err
   assert run.run_dir == tmp_path and lines_of(tmp_path)[0] != before[0]
   assert len(steps_of(tmp_path)) == 1
-  more = app.train(
-    small(200), run_dir=str(tmp_path), resume="auto", quiet=True
-  )
+  more = app.train(small(200), run_dir=str(tmp_path), resume="auto", quiet=True)
   assert more.metrics["env_steps"] >= 200
 
 
@@ -87,7 +87,7 @@ def test_auto_needs_the_directory_of_the_run(tmp_path, capfd, monkeypatch):
     app.train(small(), resume="auto", quiet=True)
   # Files that are not those of a run are not touched.
   (tmp_path / "metrics.jsonl").write_text("mine")
-  with pytest.raises(types.ConfigError, match="without metrics.jsonl"):
+  with pytest.raises(types.ConfigError, match=r"without metrics\.jsonl"):
     app.train(small(), run_dir=".", resume="auto", quiet=True)
   (tmp_path / "file").touch()
   with pytest.raises(types.ConfigError, match="cannot write in"):
