@@ -142,7 +142,7 @@ def test_a_name_without_a_sink_factory_is_refused(
   assert not (tmp_path / "run").exists()
 
 
-# The sink for MLflow in docs/metrics.md, with a fake of MLflow.
+# The sinks in docs/metrics.md, with fakes of the libraries.
 
 
 @pytest.fixture
@@ -156,37 +156,111 @@ def my_sinks(tmp_path, monkeypatch):
   sys.modules.pop("my_sinks", None)
 
 
-def test_the_sink_for_mlflow_logs_numbers_and_ends_the_run(
-  my_sinks, tmp_path, monkeypatch
-):
-  calls = []
+class MLflow:
+  """A fake of the module `mlflow`, as far as the sink uses it.
 
-  def start_run(run_name):
-    info = python_types.SimpleNamespace(run_id=f"run of {run_name}")
+  Attributes:
+    runs: the metrics of each run by its id, as pairs of step and values.
+    params: the parameters of each run by its id.
+    status: the status of each run by its id.
+  """
+
+  def __init__(self):
+    self.runs, self.params, self.status = {}, {}, {}
+    self._active = None
+
+  def start_run(self, run_id=None, *, run_name=None):
+    if self._active is not None:
+      raise RuntimeError(f"Run with UUID {self._active} is already active")
+    self._active = run_id or f"{len(self.runs)} {run_name}"
+    if run_id is None:
+      self.runs[self._active], self.params[self._active] = [], {}
+    self.status[self._active] = "RUNNING"
+    info = python_types.SimpleNamespace(run_id=self._active)
     return python_types.SimpleNamespace(info=info)
 
-  class Client:
-    def set_terminated(self, run_id):
-      calls.append(("end", run_id, None))
+  def end_run(self):
+    self._active = None
 
-  fake = python_types.SimpleNamespace(
-    start_run=start_run,
-    log_params=lambda params: calls.append(("params", None, params)),
-    log_metrics=lambda metrics, step, run_id: calls.append(
-      (step, run_id, metrics)
-    ),
-    MlflowClient=Client,
-  )
+  def log_params(self, params):
+    assert not self.params[self._active]
+    self.params[self._active] = params
+
+  def log_metrics(self, metrics, step=None, *, run_id=None):
+    assert all(isinstance(x, float | int) for x in metrics.values())
+    self.runs[run_id].append((step, metrics))
+
+  def MlflowClient(self):
+    return self
+
+  def set_terminated(self, run_id):
+    self.status[run_id] = "FINISHED"
+
+
+def test_the_sink_for_mlflow_continues_its_run_after_a_resume(
+  my_sinks, tmp_path, monkeypatch
+):
+  fake = MLflow()
   monkeypatch.setitem(sys.modules, "mlflow", fake)
   assert train("--sink my_sinks:mlflow", tmp_path / "run") == 0
-  (what, _, params), *lines, end = calls
-  assert what == "params" and params["hidden_sizes"] == [8]
-  name = f"run of {tmp_path}/run"
-  assert end == ("end", name, None)
-  for step, run_id, values in lines:
-    assert (step, run_id) == (values["env_steps"], name)
-    assert all(isinstance(x, float | int) for x in values.values())
-  assert {"episode_return", "entropy", "learner_steps"} <= lines[-1][2].keys()
+  more = "--sink my_sinks:mlflow --resume auto --total-steps 800"
+  assert train(more, tmp_path / "run") == 0
+  assert train("--sink my_sinks:mlflow", tmp_path / "other") == 0
+  assert [*fake.runs] == [f"0 {tmp_path}/run", f"1 {tmp_path}/other"]
+  assert {*fake.status.values()} == {"FINISHED"}
+  first, other = fake.runs
+  assert fake.params[first]["total_steps"] == 400
+  assert fake.params[other]["hidden_sizes"] == [8]
+  for step, values in fake.runs[first]:
+    assert step == values["env_steps"]
+  steps, lines = zip(*fake.runs[first], strict=True)
+  assert list(steps) == sorted(steps) and steps[-1] >= 800
+  assert {"episode_return", "entropy", "learner_steps"} <= lines[-1].keys()
+
+
+class WandB:
+  """A fake of the module `wandb`, as far as the sink uses it.
+
+  Attributes:
+    runs: the lines of each run by its id.
+  """
+
+  def __init__(self):
+    self.runs = {}
+
+  def init(self, project=None, *, dir=None, config=None, id=None, resume=None):
+    assert project == "seedx" and dir.is_dir() and config["hidden_sizes"] == [8]
+    id = id or f"id{len(self.runs)}"
+    assert id not in self.runs or resume in ("allow", "must")
+    lines, defined = self.runs.setdefault(id, []), []
+
+    def log(data, step=None):
+      assert defined == [("*", "env_steps")] and step is None
+      lines.append(data)
+
+    return python_types.SimpleNamespace(
+      id=id,
+      define_metric=lambda name, step_metric: defined.append(
+        (name, step_metric)
+      ),
+      log=log,
+      finish=lambda: lines.append("finished"),
+    )
+
+
+def test_the_sink_for_wandb_continues_its_run_after_a_resume(
+  my_sinks, tmp_path, monkeypatch
+):
+  fake = WandB()
+  monkeypatch.setitem(sys.modules, "wandb", fake)
+  assert train("--sink my_sinks:wandb", tmp_path / "run") == 0
+  more = "--sink my_sinks:wandb --resume auto --total-steps 800"
+  assert train(more, tmp_path / "run") == 0
+  assert train("--sink my_sinks:wandb", tmp_path / "other") == 0
+  assert [*fake.runs] == ["id0", "id1"]
+  lines = fake.runs["id0"]
+  assert lines.count("finished") == 2 and lines[-1] == "finished"
+  assert lines[-2]["env_steps"] >= 800
 
 
 # Devices that JAX does not use.

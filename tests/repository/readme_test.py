@@ -47,14 +47,19 @@ _SHORT = {
 # A fake of the library of Weights & Biases.
 _WANDB = """
 class Run:
-  def log(self, line, step):
-    assert line["env_steps"] == step
+  id = "abc"
+
+  def define_metric(self, name, step_metric):
+    assert (name, step_metric) == ("*", "env_steps")
+
+  def log(self, line):
+    assert line["env_steps"]
 
   def finish(self):
     pass
 
 
-def init(project, dir, config):
+def init(project, dir, config, id, resume):
   return Run()
 """
 _TOOLS = ("evaluate", "export", "plot", "certificates", "benchmark")
