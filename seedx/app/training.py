@@ -8,7 +8,6 @@ import os
 import pathlib
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -17,7 +16,7 @@ import numpy as np
 
 from seedx import checkpoint, envs, metrics, signals, types, wire
 from seedx import files as files_lib
-from seedx.app import described, devices, elsewhere, plot, profiling
+from seedx.app import described, devices, elsewhere, plot, profiling, scratch
 from seedx.app.cli import configs
 from seedx.app.runs import checkpointer, evaluations, resuming, run_dirs
 from seedx.launch import admission, hosts, instances, ray_cluster
@@ -479,7 +478,7 @@ def _sockets(
   if others_join or not isinstance(config, process.ServerConfig):
     yield ""
     return
-  folder = tempfile.TemporaryDirectory(prefix="seedx-")
+  folder = scratch.folder_for_sockets("seedx-")
   watch.leaving.append(folder.cleanup)
   with folder as path:
     yield path

@@ -181,6 +181,7 @@ from seedx.wire.calls import (
 )
 from seedx.wire.client import Client, Stream
 from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
+from seedx.wire.pipe import has_room
 from seedx.wire.reconnect import GaveUpError, SecurityCheck, until_done
 from seedx.wire.security import (
   LOCAL,
@@ -209,6 +210,7 @@ __all__ = [
   "check_finite",
   "check_range",
   "does_not_fit",
+  "has_room",
   "invalid",
   "once",
   "reachable_address",

@@ -18,6 +18,8 @@ from seedx.wire import layout as layout_lib
 SECRET_BYTES = 16
 # Paths of unix sockets are limited to about 108 bytes.
 _MAX_PATH_BYTES = 100
+# The longest name of a server's socket, such as `learner` or `server-12`.
+_NAME_BYTES = 16
 
 
 class Pipe:
@@ -187,6 +189,14 @@ def connect(path: str, secret: str, max_bytes: int) -> Pipe:
     connected.close()
     raise
   return Pipe(connected, max_bytes)
+
+
+def has_room(folder: str) -> bool:
+  """Returns whether sockets with short names may be in a directory."""
+  try:
+    return bool(beside(os.path.join(folder, "x" * _NAME_BYTES)))
+  except OSError:
+    return False
 
 
 def beside(path: str) -> str:

@@ -22,6 +22,8 @@ TOKEN_VARIABLE = "SEEDX_TOKEN"
 _AUTHORIZATION = "authorization"
 _BEARER = "Bearer "
 _MIN_TOKEN_CHARACTERS = 16
+# The limit of Linux is 108 bytes, the last of which is 0.
+_MAX_PATH_BYTES = 107
 # Time that `problem` waits for a server's answer.
 _PROBE_SECONDS = 2.0
 # The first bytes of every HTTP/2 client: a fixed text, and an empty SETTINGS
@@ -261,6 +263,13 @@ def check_address(address: str) -> None:
     if not address.removeprefix("unix:"):
       raise types.ConfigError(
         "address: expected unix:/path, found unix:, which has no path"
+      )
+    size = len((unix_path(address) or "").encode(errors="replace"))
+    if size > _MAX_PATH_BYTES:
+      raise types.ConfigError(
+        f"address: expected unix:/path with a path of at most {_MAX_PATH_BYTES}"
+        f" bytes, the limit of the system, found one of {size}; choose a"
+        " shorter path"
       )
     return
   host, separator, port = address.rpartition(":")

@@ -2,13 +2,13 @@
 
 import os
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from seedx import signals, types
+from seedx.app import scratch
 from seedx.app.benchmark import work as work_lib
 from seedx.app.benchmark.figures import Figure
 from seedx.app.studies import trials
@@ -75,7 +75,7 @@ def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
   stop = threading.Event()
   with (
     signals.stopping(stop) as ending,
-    tempfile.TemporaryDirectory(prefix="seedx-benchmark-") as folder,
+    scratch.folder("seedx-benchmark-") as folder,
   ):
     running = trials.Running(trial, folder)
     samples = sampled(running, seconds, stop)
