@@ -16,6 +16,41 @@ _SIGNS = (
   ("a TPU", "dev/accel0", "tpu"),
   ("a TPU", "dev/vfio/0", "tpu"),
 )
+# Name of a kind of device in JAX_PLATFORMS, and the extra of seedx for it.
+_EXTRAS = (
+  ("cuda", "seedx[cuda13]"),
+  ("gpu", "seedx[cuda13]"),
+  ("tpu", "seedx[tpu]"),
+)
+
+
+def check() -> None:
+  """Starts JAX's devices.
+
+  Raises:
+    types.ConfigError: this machine has no devices of the kind that
+      JAX_PLATFORMS names, or one of them does not start.
+  """
+  try:
+    jax.devices()
+  except (RuntimeError, AssertionError) as error:
+    lines = str(error).splitlines() or ["JAX sees no such device"]
+    # JAX's own remedy is at the end of its line.
+    reason = lines[0].partition(" (set JAX_PLATFORMS")[0]
+    kinds = jax.config.jax_platforms
+    if not kinds:
+      raise types.ConfigError(
+        f"JAX cannot start the devices of this machine ({reason:.300}); repair"
+        " that, or set JAX_PLATFORMS=cpu to use the CPU"
+        f"{types.see('an-accelerator-is-not-used')}"
+      ) from error
+    extras = [f", or install {x} for it" for k, x in _EXTRAS if k in kinds]
+    raise types.ConfigError(
+      f"expected devices for JAX_PLATFORMS={kinds} on this machine, found none"
+      f" ({reason:.300}); unset it to use the devices that JAX finds, set"
+      f" JAX_PLATFORMS=cpu to use the CPU{''.join(extras[:1])}"
+      f"{types.see('an-accelerator-is-not-used')}"
+    ) from error
 
 
 def described() -> str:

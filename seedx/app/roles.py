@@ -52,6 +52,7 @@ def play(
     types.ConfigError: this program has other options than the learner.
     wire.WireError: the learner refuses this process.
   """
+  devices.check()
   devices.compute_on_own_threads()
   allocator.keep_freed_memory()
   compiled.keep()

@@ -281,6 +281,7 @@ def _run(
 ) -> Run:
   """Trains on this machine, possibly as one of several learner hosts."""
   with hosts.joined(_learner_hosts(work.config), stop, ending) as learners:
+    devices.check()
     context = process.Context(stop, learners, wall_clock)
     if learners.count > 1:
       hosts.check_same(work.settings_of_all_hosts)

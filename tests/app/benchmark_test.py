@@ -64,6 +64,15 @@ def test_a_runs_cpu_time_is_divided_into_work_and_overhead():
   }
 
 
+@pytest.mark.slow
+def test_a_machine_without_the_devices_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setenv("JAX_PLATFORMS", "nonsense")
+  with pytest.raises(
+    types.ConfigError, match=r"^expected devices for JAX_PLATF"
+  ):
+    figures.Figures(tmp_path / "found.jsonl")
+
+
 def test_medians_are_over_repetitions_and_lines_have_all_values(tmp_path):
   path = tmp_path / "found.jsonl"
   measured = figures.Figures(path)

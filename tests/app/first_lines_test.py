@@ -5,6 +5,7 @@ import json
 import math
 import re
 import sys
+import threading
 import types as python_types
 
 import jax
@@ -12,10 +13,10 @@ import numpy as np
 import pytest
 
 from experiments import a2c as a2c_experiment
-from seedx import app, metrics
+from seedx import app, metrics, types, wire
 from seedx.acting import evaluator
 from seedx.agents import a2c, dqn, ppo, rainbow
-from seedx.app import described, devices
+from seedx.app import described, devices, roles
 from seedx.app.cli import programs as programs_of_experiments
 from seedx.pipelines import sync
 from tests import programs
@@ -263,7 +264,50 @@ def test_the_sink_for_wandb_continues_its_run_after_a_resume(
   assert lines[-2]["env_steps"] >= 800
 
 
-# Devices that JAX does not use.
+# Devices that JAX does not find or does not use.
+
+
+@pytest.mark.parametrize(
+  ("kinds", "error", "message"),
+  [
+    # JAX has no text where a GPU is missing.
+    ("cuda", AssertionError(), r"=cuda .* none .*install seedx\[cuda13\]"),
+    (
+      "odd",
+      RuntimeError("'odd' is not known (set JAX_PLATFORMS='' to choose)"),
+      r"=odd .*'odd' is not known\); unset it .*=cpu to use the CPU; see",
+    ),
+    ("", RuntimeError("it is too old"), r"cannot start .*\(it is too old\)"),
+  ],
+)
+def test_devices_that_jax_does_not_find_are_one_line(
+  kinds, error, message, monkeypatch
+):
+  def missing():
+    raise error
+
+  config = python_types.SimpleNamespace(jax_platforms=kinds)
+  fake = python_types.SimpleNamespace(devices=missing, config=config)
+  monkeypatch.setattr(devices, "jax", fake)
+  with pytest.raises(types.ConfigError, match=message):
+    devices.check()
+
+
+def test_devices_are_checked_before_anything_is_made(tmp_path, monkeypatch):
+  app.train(app_test.small(), run_dir=str(tmp_path / "a"), quiet=True)
+
+  def missing():
+    raise types.ConfigError("expected devices")
+
+  monkeypatch.setattr(devices, "check", missing)
+  for use in (
+    lambda: app.train(app_test.small(), run_dir=str(tmp_path / "b")),
+    lambda: app.load(tmp_path / "a"),
+    lambda: roles.play(None, None, "", "", threading.Event(), wire.LOCAL),
+  ):
+    with pytest.raises(types.ConfigError, match="expected devices"):
+      use()
+  assert [x.name for x in tmp_path.iterdir()] == ["a"]
 
 
 def test_an_accelerator_that_jax_cannot_use_is_reported(tmp_path, monkeypatch):

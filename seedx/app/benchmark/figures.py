@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from seedx import files
+from seedx import files, types
+from seedx.app.studies import trials
 
 _VERSIONS = ("jax", "jaxlib", "flax", "optax", "envpool", "grpcio", "numpy")
 
@@ -90,12 +91,19 @@ def machine() -> dict[str, Any]:
 
 
 def _devices() -> list[str]:
-  """Describes used and unused devices; a child process opens and frees them."""
-  program = "from seedx.app import devices as x;"
+  """Describes used and unused devices; a child process opens and frees them.
+
+  Raises:
+    types.ConfigError: JAX cannot start its devices.
+  """
+  program = "from seedx.app import devices as x; x.check();"
   program += " print(x.described(), x.unused(), sep='\\n')"
   process = subprocess.run(
-    [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    [sys.executable, "-c", program], capture_output=True, text=True
   )
+  if process.returncode:
+    error = trials.cause(process.stderr)
+    raise types.ConfigError(error.removeprefix("seedx.types.ConfigError: "))
   return [*process.stdout.split("\n"), "", ""][:2]
 
 

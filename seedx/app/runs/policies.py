@@ -15,6 +15,7 @@ import numpy as np
 
 from seedx import checkpoint, envs, files, types
 from seedx.agents import acting_step, base
+from seedx.app import devices
 from seedx.app.cli import configs, experiments, programs
 from seedx.app.runs import checkpointer, run_dirs
 from seedx.runtime import process
@@ -165,6 +166,7 @@ def load(
       seedx cannot read it, or it names code that is not trusted.
   """
   saved = run_dirs.trusted(run_dir, trust or config is not None)
+  devices.check()
   directory = checkpointer.directory(run_dir)
   checkpoints = checkpoint.Checkpoints(directory)
   config = config or _config(saved)
