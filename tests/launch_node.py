@@ -17,7 +17,8 @@ class Config:
     folder: folder in which the node makes a file, its mark, when it starts.
     status: exit status with which the node fails at once; 0 for no failure.
     returns: whether the node returns at once, without a wait for the stop.
-    error: message of the `ConfigError` that status 2 raises.
+    error: message of the `ConfigError` that status 2 raises, or a line of that
+      of another failure.
   """
 
   folder: str
@@ -32,7 +33,9 @@ def run(config, stop):
   if config.status == 2:
     raise types.ConfigError(config.error)
   if config.status:
-    raise RuntimeError("environment 3 (seed 7) failed\n  Traceback\nNaN")
+    # The seed differs in each process.
+    seed, line = os.getpid(), config.error
+    raise RuntimeError(f"environment 3 (seed {seed}) failed\n{line}\nNaN")
   if not config.returns:
     stop.wait()
 

@@ -2,7 +2,8 @@
 
 The program reads its work from standard input, a socket whose other end its
 parent holds. The program ends when the socket closes, so it cannot outlive its
-parent. If it fails, it sends the error over the socket.
+parent. If it fails, it sends the error over the socket, and its parent prints
+it.
 """
 
 import contextlib
@@ -21,6 +22,8 @@ from seedx import output, signals, types, wire
 from seedx.launch import nodes
 from seedx.on_cpu import allocator
 
+# The maximum length of a traceback; of a longer one, its ends are sent.
+_TRACE_CHARACTERS = 16_384
 # Errors that would happen again after a restart.
 _USAGE_CODES = (
   wire.StatusCode.FAILED_PRECONDITION,
@@ -71,29 +74,32 @@ def _leave_with_parent(folder: str) -> None:
   os._exit(0)
 
 
-def _exit_status(role: str) -> int:
-  """Runs the node; prints an error, and sends it to the parent."""
+def _exit_status() -> int:
+  """Runs the node; sends an error to the parent."""
   try:
     _main()
     return 0
   except (types.ConfigError, wire.WireError) as error:
-    text = str(error).strip() or type(error).__name__
-    print(f"error: {role}: {text}", file=sys.stderr)
-    _send_error(text)
+    _send_error(str(error).strip() or type(error).__name__)
     is_usage = getattr(error, "code", _USAGE_CODES[0]) in _USAGE_CODES
     return nodes.USAGE_STATUS if is_usage else 1
   except BaseException as error:
-    traceback.print_exc()
-    _send_error("".join(traceback.format_exception_only(error)))
+    text = "".join(traceback.format_exception_only(error))
+    _send_error(text, traceback.format_exc())
     return 1
 
 
-def _send_error(error: str) -> None:
+def _send_error(error: str, trace: str = "") -> None:
+  """Sends an error in one line and, below it, its traceback."""
   lines = error.strip().splitlines()
   # The first and last lines are enough for an error that has a traceback.
   ends = [lines[0], *lines[1:][-1:]]
+  line = " ... ".join(f"{line:.500}" for line in ends)
+  if len(trace) > _TRACE_CHARACTERS:
+    half = _TRACE_CHARACTERS // 2
+    trace = f"{trace[:half]}\n...\n{trace[-half:]}"
   with contextlib.suppress(OSError):
-    os.write(0, " ... ".join(f"{line:.500}" for line in ends).encode())
+    os.write(0, f"{line}\n{trace}".encode()[: nodes.ERROR_BYTES])
 
 
 if __name__ == "__main__":
@@ -104,6 +110,6 @@ if __name__ == "__main__":
   output.outlive_readers()
   faulthandler.enable()
   # `os._exit` does not wait for threads of gRPC or EnvPool.
-  status = _exit_status(sys.argv[1])
+  status = _exit_status()
   sys.stderr.flush()
   os._exit(status)

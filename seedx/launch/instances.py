@@ -1,6 +1,8 @@
 """Instances of nodes, as processes or tasks, restarted when they die."""
 
+import collections
 import contextlib
+import re
 import signal
 import socket
 import subprocess
@@ -21,8 +23,12 @@ _BACKOFF_SECONDS = 1.0
 # A death by SIGKILL is not counted unless the process was younger than this: a
 # process without enough memory is killed again and again.
 _YOUNG_SECONDS = 10.0
-# The maximum number of bytes of an error that a process sends.
-_ERROR_BYTES = 4_096
+# Numbers that differ between equal errors: seeds, addresses, process IDs.
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+
+
+class DiedError(RuntimeError):
+  """An instance has died too many times, so that the run ends."""
 
 
 class Running(Protocol):
@@ -38,7 +44,10 @@ class Running(Protocol):
     ...
 
   def last_error(self) -> str:
-    """Returns the instance's error, or ""; call once, after the end."""
+    """Returns the instance's error, or ""; call once, after the end.
+
+    The first line has the error, the other lines its traceback, if any.
+    """
     ...
 
   def leave(self) -> None:
@@ -78,8 +87,9 @@ class Instances:
       types.ConfigError: a node cannot be sent to another process.
     """
     self.restarts = 0
+    traces = _Traces()
     self._instances = [
-      _Instance(node, nodes.message(node, folder), start)
+      _Instance(node, nodes.message(node, folder), start, traces)
       for node in all_nodes
       for _ in range(node.count)
     ]
@@ -89,7 +99,7 @@ class Instances:
 
     Raises:
       types.ConfigError: an instance reports an error in its config.
-      RuntimeError: an instance has died too many times.
+      DiedError: an instance has died too many times.
     """
     for instance in self._instances:
       self.restarts += instance.check()
@@ -128,17 +138,35 @@ class Deaths:
     """Counts a death that `message` reports; returns seconds until a restart.
 
     Raises:
-      RuntimeError: the instance has died too many times.
+      DiedError: the instance has died too many times.
     """
     now = time.monotonic()
     recent = [x for x in self._seconds if x > now - _WITHIN_SECONDS]
     self._seconds = [*recent, now]
     if len(self._seconds) >= _FATAL_DEATHS:
-      raise RuntimeError(
+      raise DiedError(
         f"{self._role} died {len(self._seconds)} times within"
         f" {now - self._seconds[0]:.0f} s; at last, {message}"
       )
     return _BACKOFF_SECONDS * (2 ** len(recent) - 1)
+
+
+class _Traces:
+  """The tracebacks of instances that died; equal ones are printed once."""
+
+  def __init__(self) -> None:
+    self._counts: collections.Counter[str] = collections.Counter()
+
+  def report(self, trace: str) -> str:
+    """Prints a traceback, or returns words about how often it has occurred."""
+    if not trace:
+      return ""
+    key = _NUMBER.sub("0", trace)
+    self._counts[key] += 1
+    if self._counts[key] > 1:
+      return f" (the traceback above, {self._counts[key]} times so far)"
+    print(trace, file=sys.stderr, flush=True)
+    return ""
 
 
 class _Instance:
@@ -149,8 +177,10 @@ class _Instance:
     node: nodes.Node,
     message: bytes,
     start: Callable[[str, bytes], Running],
+    traces: _Traces,
   ) -> None:
     self._node, self._message, self._start = node, message, start
+    self._traces = traces
     self._is_first = True
     self._deaths = Deaths(node.role)
     # The time of the next restart; None while the instance runs.
@@ -174,7 +204,8 @@ class _Instance:
 
   def _died(self, status: int) -> float:
     """Reports a death; returns the seconds until the restart."""
-    error = self.running.last_error()
+    error, _, trace = self.running.last_error().partition("\n")
+    repeated = self._traces.report(trace)
     name, error = self.running.name, f": {error}" if error else ""
     # The config of an instance that has worked before is not wrong.
     if status == nodes.USAGE_STATUS and self._is_first:
@@ -185,7 +216,7 @@ class _Instance:
       help_text = "" if error else types.see("a-process-dies-without-a-message")
       seconds = self._deaths.add(died + help_text)
     restart = f"; it restarts in {seconds:g} s" if seconds else ""
-    print(f"{died}{restart}", file=sys.stderr, flush=True)
+    print(f"{died}{restart}{repeated}", file=sys.stderr, flush=True)
     return seconds
 
 
@@ -219,7 +250,8 @@ class Process:
     self._socket.setblocking(False)
     text = b""
     with contextlib.suppress(OSError):
-      text = self._socket.recv(_ERROR_BYTES)
+      while part := self._socket.recv(nodes.ERROR_BYTES):
+        text += part
     self._socket.close()
     return text.decode(errors="replace")
 

@@ -13,6 +13,9 @@ from seedx import types
 
 # The exit status for a wrong config, after which a node is not restarted.
 USAGE_STATUS = 2
+# The maximum number of bytes of an error that a process sends; much less than a
+# socket holds, because the parent reads it after the process has ended.
+ERROR_BYTES = 2**16
 # The header of a `message`: the number of bytes that follow.
 SIZE = struct.Struct("<Q")
 

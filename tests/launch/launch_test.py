@@ -133,11 +133,40 @@ def test_an_instance_that_dies_again_and_again_ends_the_run_with_its_error(
   monkeypatch.setattr(instances, "_BACKOFF_SECONDS", 0.01)
   monkeypatch.setattr(instances, "_FATAL_DEATHS", 2)
   processes = _start(tmp_path, status=1)
-  error = r"status 1: RuntimeError: environment 3 \(seed 7\) failed \.\.\. NaN"
+  error = (
+    r"status 1: RuntimeError: environment 3 \(seed \d+\) failed \.\.\. NaN"
+  )
   with pytest.raises(RuntimeError, match=f"worker died 2 times.*{error}"):
     running.wait_until(processes.check)
   assert _marks(tmp_path) == 2
   processes.stop()
+
+
+def test_equal_tracebacks_of_instances_are_printed_once(
+  tmp_path, monkeypatch, capfd
+):
+  monkeypatch.setattr(instances, "_BACKOFF_SECONDS", 0.01)
+  monkeypatch.setattr(instances, "_FATAL_DEATHS", 3)
+  processes = _start(tmp_path, status=1, count=2)
+  with pytest.raises(instances.DiedError):
+    running.wait_until(processes.check)
+  processes.stop()
+  err = capfd.readouterr().err
+  assert err.count("Traceback (most recent call last)") == 1
+  assert err.count("launch_node.py") == 1
+  first, *others = [x for x in err.splitlines() if " died with status 1" in x]
+  assert "traceback" not in first and len(others) in (2, 3)
+  for k, line in enumerate(others, 2):
+    assert line.endswith(f" (the traceback above, {k} times so far)")
+
+
+def test_a_long_traceback_is_cut_in_the_middle(tmp_path, capfd):
+  processes = _start(tmp_path, status=1, error="x" * 300_000)
+  running.wait_until(lambda: processes.check() or processes.restarts)
+  processes.stop()
+  err = capfd.readouterr().err
+  assert err.startswith("Traceback (most recent") and "x\n...\nx" in err
+  assert len(err) < 40_000
 
 
 class _FakeInstance:

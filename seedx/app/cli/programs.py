@@ -18,7 +18,7 @@ from seedx.app.cli import command_line, configs, experiments
 from seedx.app.cli import presets as presets_lib
 from seedx.app.runs import checkpointer, resuming, run_dirs
 from seedx.launch import config as launch_config
-from seedx.launch import hosts, joining
+from seedx.launch import hosts, instances, joining
 from seedx.launch import nodes as nodes_lib
 from seedx.metrics import cpu_time
 from seedx.on_cpu import allocator
@@ -72,7 +72,7 @@ def main(
     if role in ("all", "learner"):
       return _train(asked, name, presets, others_join=role == "learner")
     return _join(experiment, asked, name, command_line.given(asked, argv))
-  except hosts.LostError as error:
+  except (hosts.LostError, instances.DiedError) as error:
     print(error, file=sys.stderr, flush=True)
     return 1
   except types.ConfigError as error:
