@@ -31,6 +31,8 @@ _TOKEN = "RAY_AUTH_TOKEN"
 # The address that means a new cluster; see `Config.ray_address`.
 _LOCAL = "local"
 
+_MAX_FOLDER_BYTES = 40
+
 T = TypeVar("T")
 
 
@@ -290,7 +292,7 @@ def _start_here() -> None:
   # clusters are disabled, as on macOS, Ray listens on 127.0.0.1.
   constants.ENABLE_RAY_CLUSTER = False
   try:
-    ray().init(_LOCAL, logging_level=logging.WARNING)
+    ray().init(_LOCAL, logging_level=logging.WARNING, **_short_folder())
   except _errors() as error:
     raise types.ConfigError(
       f"Ray does not start on this machine ({_in_short(error)})"
@@ -305,6 +307,18 @@ def _start_here() -> None:
       f"expected Ray to listen on 127.0.0.1 for --ray-address {_LOCAL}, found"
       f" {address} with Ray {version}; constraints.txt has a version that does"
     )
+
+
+def _short_folder() -> dict[str, str]:
+  """Returns Ray's option for a folder if that in $TMPDIR is too long.
+
+  Ray adds 66 bytes to the path, and sockets' paths are limited to 107.
+  """
+  folder = os.environ.get("TMPDIR", "")
+  is_long = len(os.fsencode(folder)) > _MAX_FOLDER_BYTES
+  if "RAY_TMPDIR" in os.environ or not is_long:
+    return {}
+  return {"_temp_dir": "/tmp/ray"}  # Ray's default without TMPDIR.
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from seedx import signals, types
+from seedx.launch import config as launch_config
 from seedx.launch import instances, nodes, ray_cluster
 from tests import launch_node, running
 
@@ -258,6 +259,26 @@ def test_a_learner_on_a_cluster_restarts_a_limited_number_of_times(
   with pytest.raises(SystemExit, match="143"):
     ray.run(times=99, stops=True)
   assert ray.starts == 1
+
+
+@pytest.mark.parametrize(
+  ("environment", "folder"),
+  [
+    ({"TMPDIR": "/" + 100 * "x"}, "/tmp/ray"),
+    ({"TMPDIR": "/" + 100 * "x", "RAY_TMPDIR": "/mine"}, None),
+    ({"TMPDIR": "/x"}, None),
+  ],
+)
+def test_rays_sockets_have_short_paths(environment, folder, monkeypatch):
+  ray = mock.MagicMock()
+  ray.is_initialized.return_value = False
+  ray.util.get_node_ip_address.return_value = "127.0.0.1"
+  monkeypatch.setattr(ray_cluster, "ray", lambda: ray)
+  monkeypatch.delenv("RAY_TMPDIR", raising=False)
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
+  ray_cluster.Cluster(launch_config.Config(ray_address="local")).leave()
+  assert ray.init.call_args.kwargs.get("_temp_dir") == folder
 
 
 def test_rare_deaths_and_kills_do_not_end_a_run(monkeypatch):
