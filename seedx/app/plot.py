@@ -35,7 +35,8 @@ class Options:
   """Options of the command line.
 
   Attributes:
-    run_dir: directories of the runs to plot.
+    run_dir: directories of the runs to plot, or of sweeps and comparisons, all
+      of whose runs are plotted.
     output: image file to write: .png, .svg or .pdf.
     metric: name of the metric to plot, as in `metrics.jsonl`.
     x: horizontal axes of the plots: env_steps, wall_seconds or both.
@@ -133,7 +134,7 @@ def _plot(options: Options) -> int:
     )
   # Two shell patterns may match the same run.
   paths = dict.fromkeys(
-    pathlib.Path(name).expanduser().resolve() for name in options.run_dir
+    path.resolve() for name in options.run_dir for path in _runs(name)
   )
   runs = [run_dirs.read(path) for path in paths]
   metric = "episode_return" if options.scores else options.metric
@@ -160,6 +161,13 @@ def _plot(options: Options) -> int:
     draw(panels, path, metric, options.x)
   print(f"plotted {len(runs)} run(s) in {path}", flush=True)
   return 0
+
+
+def _runs(name: str) -> list[pathlib.Path]:
+  """Returns the run that a directory is, or the runs in it."""
+  path = pathlib.Path(name).expanduser()
+  is_run = (path / run_dirs.METRICS).exists()
+  return [path] if is_run else run_dirs.inside(path) or [path]
 
 
 def _ended_early(labelled: Sequence[tuple[run_dirs.Run, str]]) -> list[str]:

@@ -188,9 +188,17 @@ def _start(
   connecting.start()
   _wait(connecting, config, where, stop, ending)
   if failures:
+    reason = (str(failures[0]).splitlines() or [type(failures[0]).__name__])[0]
+    remedy = (
+      ""
+      if config.coordinator
+      else "; JAX found no cluster here that has the coordinator, so add"
+      " --coordinator HOST:PORT, an address of host 0, and --host-index, from 0"
+      f" to {config.hosts - 1}, on each host"
+    )
     raise types.ConfigError(
       f"cannot connect {config.hosts} learner hosts{where}"
-      f" ({str(failures[0]).splitlines()[0]:.300})"
+      f" ({reason:.300}){remedy}"
     ) from failures[0]
   if jax.process_count() != config.hosts:
     raise types.ConfigError(
@@ -215,8 +223,8 @@ def _wait(
     if now > began + config.meet_seconds:
       print(
         f"error: {config.hosts} learner hosts{where} have not all connected"
-        f" within {config.meet_seconds:g} s; start all of them, or allow more"
-        " --meet-seconds",
+        f" within {config.meet_seconds:g} s; start all of them, let each reach"
+        " the --coordinator, or allow more --meet-seconds",
         file=sys.stderr,
         flush=True,
       )

@@ -12,7 +12,7 @@ import pytest
 from matplotlib import figure, text
 
 from experiments.figures import dark
-from seedx.app import drawing, plot
+from seedx.app import drawing, evaluate, plot
 from seedx.app.runs import run_dirs, statistics
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -615,3 +615,32 @@ def test_a_dark_picture_inverts_the_page_and_keeps_hues():
   np.testing.assert_allclose(ink, 0.93)
   assert blue[2] > blue[1] > blue[0] and blue.mean() > 0.5
   assert band[2] > band[0] and band.mean() < 0.3
+
+
+def test_the_runs_of_a_sweep_are_plotted_by_its_directory(tmp_path, capfd):
+  """A sweep and a comparison have a config.json of their own."""
+  study = tmp_path / "study"
+  for name in ("default/0", "trials/000", "trials/001"):
+    run = make_run(study / name)
+  (study / "config.json").write_text('{"total_steps": 100}')
+  (study / "sweep.md").touch()
+  (study / "linked").symlink_to(study / "trials")
+  output = ["--output", str(tmp_path / "plot.svg")]
+  # The last run is given twice.
+  assert plot.main([str(study), run, *output]) == 0
+  assert "plotted 3 run(s)" in capfd.readouterr().out
+  with pytest.raises(SystemExit):
+    plot.main([str(tmp_path), "nowhere", *output])
+  assert "nowhere'; an experiment prints" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("has_config", [False, True])
+def test_a_directory_of_runs_is_not_one_run(has_config, tmp_path, capfd):
+  make_run(tmp_path / "b" / "0")
+  first = make_run(tmp_path / "a" / "0")
+  if has_config:
+    (tmp_path / "config.json").write_text('{"total_steps": 100}')
+  with pytest.raises(SystemExit):
+    evaluate.main([str(tmp_path)])
+  err = capfd.readouterr().err
+  assert "with 2 runs in it; choose one, such as" in err and first in err

@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 
-from seedx import metrics, replay, types
+from seedx import metrics, replay, signals, types
 from seedx.app import training
 from seedx.launch import hosts as launch_hosts
 from seedx.learning import experience, learner
@@ -181,6 +183,20 @@ def test_a_replay_is_divided_evenly():
   assert part.replay_min_steps == 25
   assert part.replay_batch_size == 8
   assert part.replay_ratio == whole.replay_ratio
+
+
+def test_hosts_without_a_cluster_need_a_coordinator(monkeypatch):
+  def initialize(**options):
+    assert "coordinator_address" not in options
+    raise ValueError("coordinator_address should be defined.")
+
+  monkeypatch.setattr(jax.distributed, "initialize", initialize)
+  config, stop = hosts.Config(hosts=2), threading.Event()
+  joined = launch_hosts.joined(config, stop, signals.Ending())
+  with pytest.raises(
+    types.ConfigError, match=r"no cluster.*--coordinator HOST"
+  ):
+    joined.__enter__()
 
 
 class Host:

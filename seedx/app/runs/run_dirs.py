@@ -7,6 +7,7 @@ was started with, and `metrics.jsonl`. This module does not import JAX.
 import collections
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -32,6 +33,9 @@ METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 CURVE = "learning_curve.png"
 FILES = (CONFIG, METRICS, EVALUATIONS, CURVE)
+# Limits of a search for runs: levels of directories, and directories of each.
+_MAX_DEPTH = 3
+_MAX_ENTRIES = 10_000
 # The value of `resume` that continues the run in `run_dir`, or begins it.
 AUTO = "auto"
 
@@ -183,6 +187,21 @@ def write(run_dir: pathlib.Path, content: Config) -> None:
   files.write_file(run_dir / CONFIG, text + "\n")
 
 
+def inside(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
+  """Returns the runs with metrics in a directory, such as a sweep's, sorted.
+
+  Directories below that of a run are not searched, and links not followed.
+  """
+  found: list[pathlib.Path] = []
+  level = [pathlib.Path(folder).expanduser()]
+  for _ in range(_MAX_DEPTH):
+    level = [x for path in level for x in _folders(path)]
+    runs = {x for x in level if (x / METRICS).exists()}
+    found += runs
+    level = [x for x in level if x not in runs][:_MAX_ENTRIES]
+  return sorted(found)
+
+
 def config(run_dir: str | os.PathLike[str]) -> Config:
   """Reads `config.json` of a run, which may have no metrics yet.
 
@@ -196,6 +215,7 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
     # Raises ValueError if UTF-8 cannot encode a string.
     json.dumps(content, ensure_ascii=False).encode()
   except (FileNotFoundError, NotADirectoryError) as error:
+    _check_single(path)
     raise types.ConfigError(
       f"expected the directory of a run, found no config.json in"
       f" {str(path)!r}; an experiment prints its directory in its last line"
@@ -207,6 +227,8 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
     ) from error
   content = content if isinstance(content, dict) else {}
   seedx, format_ = content.get("seedx"), content.get("format")
+  if format_ is None:  # A sweep and a comparison have a config.json, too.
+    _check_single(path)
   if format_ not in (None, FORMAT):
     raise _foreign(path, f"format {format_!r}", seedx)
   kinds = {"seedx": str, "format": int, "options": dict}
@@ -436,6 +458,27 @@ def labels(runs: Sequence[Run]) -> list[str]:
     words = [x for k, x in options.items() if (run.experiment, k) in differing]
     labels.append(" ".join([name, *words]))
   return labels
+
+
+def _folders(path: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the directories in a directory, at most a limited number."""
+  try:
+    with os.scandir(path) as entries:
+      names = [x.name for x in itertools.islice(entries, _MAX_ENTRIES)]
+    return [
+      x for x in map(path.joinpath, names) if x.is_dir() and not x.is_symlink()
+    ]
+  except OSError:
+    return []
+
+
+def _check_single(path: pathlib.Path) -> None:
+  """Raises types.ConfigError if a directory has runs, but is not one itself."""
+  if runs := inside(path):
+    raise types.ConfigError(
+      f"expected the directory of one run, found {str(path)!r} with"
+      f" {len(runs)} runs in it; choose one, such as {str(runs[0])!r}"
+    )
 
 
 def _short(name: str) -> str:
