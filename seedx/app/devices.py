@@ -16,6 +16,8 @@ _SIGNS = (
   ("a TPU", "dev/accel0", "tpu"),
   ("a TPU", "dev/vfio/0", "tpu"),
 )
+# JAX's option of this name has the value of JAX_PLATFORMS.
+_KINDS = "jax_platforms"
 # Name of a kind of device in JAX_PLATFORMS, and the extra of seedx for it.
 _EXTRAS = (
   ("cuda", "seedx[cuda13]"),
@@ -37,7 +39,7 @@ def check() -> None:
     lines = str(error).splitlines() or ["JAX sees no such device"]
     # JAX's own remedy is at the end of its line.
     reason = lines[0].partition(" (set JAX_PLATFORMS")[0]
-    kinds = jax.config.jax_platforms
+    kinds = getattr(jax.config, _KINDS)
     if not kinds:
       raise types.ConfigError(
         f"JAX cannot start the devices of this machine ({reason:.300}); repair"

@@ -95,10 +95,10 @@ class Config(checkpointer.Config, evaluations.Config):
     Raises:
       types.ConfigError: `resume` is "auto", and `run_dir` is empty.
     """
-    found = resuming.directory(self.resume, self.run_dir)
-    if self.resume != run_dirs.AUTO or not found:
+    directory = resuming.directory(self.resume, self.run_dir)
+    if self.resume != run_dirs.AUTO or not directory:
       return self
-    return dataclasses.replace(self, resume=found, run_dir="")
+    return dataclasses.replace(self, resume=directory, run_dir="")
 
 
 @dataclasses.dataclass(frozen=True)

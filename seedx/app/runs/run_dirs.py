@@ -192,14 +192,14 @@ def inside(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
 
   Directories below that of a run are not searched, and links not followed.
   """
-  found: list[pathlib.Path] = []
+  runs: list[pathlib.Path] = []
   level = [pathlib.Path(folder).expanduser()]
   for _ in range(_MAX_DEPTH):
     level = [x for path in level for x in _folders(path)]
-    runs = {x for x in level if (x / METRICS).exists()}
-    found += runs
-    level = [x for x in level if x not in runs][:_MAX_ENTRIES]
-  return sorted(found)
+    is_run = {x: (x / METRICS).exists() for x in level}
+    runs += [x for x in level if is_run[x]]
+    level = [x for x in level if not is_run[x]][:_MAX_ENTRIES]
+  return sorted(runs)
 
 
 def config(run_dir: str | os.PathLike[str]) -> Config:
