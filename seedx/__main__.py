@@ -14,7 +14,9 @@
 `--help` of its own.
 """
 
+import errno
 import importlib
+import os
 import sys
 
 import seedx
@@ -39,7 +41,19 @@ def program() -> int:
   """Runs `main` as a process; returns its exit status."""
   signals.exit_on_signals()
   output.outlive_readers()
-  return main()
+  try:
+    status = main()
+    sys.stdout.flush()
+    return status
+  except OSError as error:
+    if error.errno != errno.ENOSPC:
+      raise
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    print(
+      "error: the output could not be written: the disk is full",
+      file=sys.stderr,
+    )
+    return 1
 
 
 def main() -> int:

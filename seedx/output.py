@@ -4,6 +4,7 @@ Programs import this module before most others, so it imports little.
 """
 
 import io
+import os
 import sys
 from typing import Any
 
@@ -11,8 +12,15 @@ from typing import Any
 def outlive_readers() -> None:
   """Discards what is printed after the reader has closed the pipe.
 
-  By default, printing then raises BrokenPipeError, which would end a run.
+  By default, printing then raises BrokenPipeError, which would end a run. If
+  stdin, stdout or stderr was closed when the program started (`2>&-`), it
+  becomes /dev/null: otherwise, the next file to be opened would take its place.
   """
+  for number in range(3):
+    try:
+      os.fstat(number)
+    except OSError:
+      os.open(os.devnull, os.O_RDWR)  # The lowest free number is this one.
   sys.stdout, sys.stderr = map(_outliving, (sys.stdout, sys.stderr))
 
 
@@ -34,7 +42,7 @@ def _outliving(stream: Any) -> Any:
   escapes characters that cannot be encoded, such as those of some files' names.
   """
   if stream is None:  # The stream was closed before the program started.
-    return None
+    return open(os.devnull, "w")
   file: Any = _Output(stream.fileno(), "wb", closefd=False)
   return io.TextIOWrapper(
     file if stream.write_through else io.BufferedWriter(file),

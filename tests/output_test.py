@@ -56,6 +56,41 @@ def test_a_program_without_a_reader_has_the_same_exit_status(
   assert "Traceback" not in printed and printed.count("\n") == (status > 0)
 
 
+def test_a_full_disk_below_the_output_is_one_line():
+  with open("/dev/full", "w") as full:
+    ended = subprocess.run(
+      [sys.executable, "-m", "seedx", "--help"],
+      cwd=programs.ROOT,
+      stdout=full,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+  assert ended.returncode == 1
+  assert ended.stderr.endswith("the disk is full\n")
+  assert ended.stderr.count("\n") == 1
+
+
+_CLOSED = """
+import os
+from seedx import output
+
+output.outlive_readers()
+print("nowhere")
+opened = os.open("/dev/null", os.O_RDONLY)
+os._exit(10 * opened + sys.stderr.isatty())
+"""
+
+
+def test_a_closed_stream_is_replaced_before_a_file_takes_its_number():
+  ended = subprocess.run(
+    [sys.executable, "-c", f"import sys{_CLOSED}"],
+    cwd=programs.ROOT,
+    preexec_fn=lambda: [os.close(number) for number in range(3)],
+    close_fds=False,
+  )
+  assert ended.returncode >= 30
+
+
 def test_a_file_name_that_is_not_valid_text_is_printed():
   program = (
     "from seedx import output; output.outlive_readers(); print('\\udcff')"
