@@ -71,7 +71,8 @@ def _folder(parent: str, root: pathlib.Path) -> pathlib.Path:
   if parent:
     path = pathlib.Path(parent).expanduser()
   else:
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    home = home if os.path.isabs(home) else "~/.cache"  # As its standard says.
     path = pathlib.Path(home).expanduser() / "seedx" / "compiled"
   path = pathlib.Path(os.path.realpath(path)) / _kind(root)
   for directory in (*reversed(path.parents), path):

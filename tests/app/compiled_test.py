@@ -143,6 +143,16 @@ def test_a_directory_that_cannot_be_made_is_reported_in_one_line(
   assert printed.count("\n") == 1
 
 
+def test_a_relative_cache_directory_is_ignored(tmp_path, monkeypatch):
+  """Otherwise each working directory would get one."""
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv("HOME", str(tmp_path / "home"))
+  monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+  compiled.keep()
+  assert _cache_folder().is_relative_to(tmp_path / "home" / ".cache" / "seedx")
+  assert [x.name for x in tmp_path.iterdir()] == ["home"]
+
+
 @pytest.mark.parametrize(
   ("name", "value"),
   [
