@@ -122,13 +122,19 @@ def stopping(
   KeyboardInterrupt instead. Only the main thread can handle signals; on another
   thread, this only calls `Ending.watch`. A signal other than SIGINT that is
   ignored already, such as SIGHUP with nohup, stays ignored. Signals in
-  `ignored` have no effect.
+  `ignored` have no effect. If `exits` is False, a script's own handlers of
+  SIGUSR1 and SIGUSR2, such as those of submitit, stay in place.
   """
   ending = Ending()
   ending.exits = exits
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
-  numbers = [number for number in ENDING if number not in ignored]
+  own = [
+    number
+    for number in WARNINGS
+    if not exits and callable(signal.getsignal(number))
+  ]
+  numbers = [x for x in ENDING if x not in ignored and x not in own]
   listener = threading.Thread(
     target=_listen,
     args=(reader, numbers, stop, ending),
@@ -150,7 +156,9 @@ def stopping(
     previous_writer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _written_to.add(writer)
     previous_handlers = {
-      number: signal.signal(number, handle) for number in _handled()
+      number: signal.signal(number, handle)
+      for number in _handled()
+      if number not in own
     }
   listener.start()
   try:

@@ -72,7 +72,7 @@ def _folder(parent: str, root: pathlib.Path) -> pathlib.Path:
     path = pathlib.Path(parent).expanduser()
   else:
     home = os.environ.get("XDG_CACHE_HOME", "")
-    home = home if os.path.isabs(home) else "~/.cache"  # As its standard says.
+    home = home if os.path.isabs(home) else "~/.cache"  # As in its standard.
     path = pathlib.Path(home).expanduser() / "seedx" / "compiled"
   path = pathlib.Path(os.path.realpath(path)) / _kind(root)
   for directory in (*reversed(path.parents), path):

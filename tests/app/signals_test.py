@@ -265,6 +265,20 @@ def test_a_ctrl_c_that_arrives_twice_at_once_counts_once(monkeypatch):
       threading.Event().wait(300)
 
 
+def test_a_scripts_own_handler_of_a_schedulers_signal_stays():
+  received = []
+  before = signal.signal(signal.SIGUSR1, lambda *_: received.append("own"))
+  try:
+    stop = threading.Event()
+    with signals.stopping(stop, exits=False) as ending:
+      signal.raise_signal(signal.SIGUSR1)
+      signal.raise_signal(signal.SIGHUP)
+      assert stop.wait(300)
+    assert received == ["own"] and ending.status == 129
+  finally:
+    signal.signal(signal.SIGUSR1, before)
+
+
 _FORKED = """
 import os, signal, threading
 from seedx import signals
