@@ -16,7 +16,7 @@ Letters for axes, unless a docstring gives them another meaning:
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import dm_env
@@ -187,12 +187,14 @@ class EnvironmentSpec:
     action_mask: key of the mask in `observation`. The mask is not 0 where a
       discrete action is legal: `[A]`, or `[choices, values]` for a vector of
       choices; None if all actions are always legal.
+    log_info: names of the E entries of `Rows.info`.
   """
 
   observation: Tree
   action: dm_env.specs.BoundedArray
   frames_per_step: int = 1
   action_mask: str | None = None
+  log_info: Sequence[str] = ()
 
   def without(self, *keys: str) -> "EnvironmentSpec":
     """Returns the spec without some keys of `observation`.
@@ -213,11 +215,15 @@ class Rows(NamedTuple):
       float32.
     episode_return: `[B]` float32, the sum of raw rewards of the game that
       ends with this step; NaN if none does.
+    info: `[B, E]` float32, entries of the last `info` of that game, see
+      `EnvironmentSpec.log_info`; NaN if none ends, or an entry has no value; ()
+      if no entry is logged.
   """
 
   index: np.ndarray  # type: ignore[assignment]
   timestep: dm_env.TimeStep
   episode_return: np.ndarray
+  info: Tree = ()
 
 
 class Inputs(NamedTuple):

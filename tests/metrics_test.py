@@ -252,6 +252,17 @@ def test_tensorboard_has_scalars_against_env_steps(tmp_path):
   ]
 
 
+def test_entries_of_info_are_in_the_group_of_episodes(tmp_path):
+  sink = events.TensorBoard(tmp_path)
+  line = {"info_a/b": 0.5, "evaluation_info_a/b": 0.25, "env_steps": 1}
+  sink.write(line)
+  sink.close()
+  assert [tag for tag, *_ in read_events(tmp_path)] == [
+    "episode/info_a/b",
+    "episode/evaluation_info_a/b",
+  ]
+
+
 # The console
 
 LINE = {
@@ -291,6 +302,15 @@ def test_row_shows_everything_in_80_columns():
   ]
   assert len(header) <= 80
   assert len(row) <= 80
+
+
+def test_row_ends_with_the_entries_of_info():
+  sink, stream, _ = console()
+  sink.write(LINE | {"info_is_success": 0.8333, "info_gold": None})
+  sink.close()
+  header, row = stream.getvalue().splitlines()
+  assert row.endswith("learner  is_success 0.833  gold -")
+  assert len(header) <= 80
 
 
 def test_row_shows_the_steps_since_the_last_episode():

@@ -59,6 +59,27 @@ class Counting(gymnasium.Env):
     return np.array(values, np.float64)
 
 
+class Informing(gymnasium.Env):
+  """Ends episodes of one step with the given `info`; the last one repeats."""
+
+  observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+  action_space = spaces.Discrete(2)
+
+  def __init__(self, infos):
+    self._infos = list(infos)
+
+  def reset(self, *, seed=None, options=None):
+    return np.zeros(1, np.float32), {}
+
+  def step(self, action):
+    info = self._infos[0]
+    self._infos = self._infos[1:] or self._infos
+    return np.zeros(1, np.float32), 1.0, True, False, info
+
+  def render(self):
+    return np.full((4, 6, 3), 200, np.uint8)
+
+
 class Logged(gymnasium.Env):
   """Appends a line to the file `<seed>.<id>` at each reset and step.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import dm_env
 import numpy as np
 
-from seedx import wire
+from seedx import types, wire
 
 _FIRST = int(dm_env.StepType.FIRST)
 _LAST = int(dm_env.StepType.LAST)
@@ -26,12 +26,14 @@ class Steps(NamedTuple):
     reward: `[B, K]` float32.
     discount: `[B, K]` float32.
     episode_return: `[B, K]` float32, as in `types.Rows`.
+    info: `[B, K, E]` float32, as in `types.Rows`; or ().
   """
 
   step_type: np.ndarray
   reward: np.ndarray
   discount: np.ndarray
   episode_return: np.ndarray
+  info: types.Tree = ()
 
 
 class Ended(NamedTuple):
@@ -83,6 +85,8 @@ class Episodes:
     wire.check_range("step_type", step_type, _FIRST, _LAST)
     wire.check_finite("rewards", steps.reward)
     wire.check_range("discount", steps.discount, 0, 1)
+    if len(steps.info) and np.isinf(steps.info).any():
+      raise wire.invalid("finite numbers or NaN as info", "an infinity")
     first, last = step_type == _FIRST, step_type == _LAST
     after_last = self._ended[index][:, None]
     if step_type.shape[1] != 1:

@@ -47,12 +47,15 @@ class Played(NamedTuple):
       `np.bincount(row, returns)` is the sum of each environment's returns.
     env_steps: number of env steps, including those of unfinished episodes.
     cut: number of episodes that were cut at `max_episode_steps`.
+    info: `[num_episodes, E]` float64, entries of the last `info` of each
+      episode, see `types.Rows`; NaN for no value, as in a cut episode.
   """
 
   returns: np.ndarray
   row: np.ndarray
   env_steps: int
   cut: int
+  info: np.ndarray
 
 
 class Evaluator:
@@ -115,7 +118,7 @@ class Evaluator:
       types.ConfigError: the environment cannot be made.
     """
     config = self._config
-    counts = _Counts(config.max_episode_steps)
+    counts = _Counts(config.max_episode_steps, len(config.env.log_info))
     left = _divided(config.num_episodes, config.num_envs)
     while left.any() and not (stop and stop.is_set()):
       counts.begin(left)
@@ -168,8 +171,10 @@ class _Counts:
     left: `[N]`, number of episodes that each environment still has to play.
   """
 
-  def __init__(self, max_episode_steps: int) -> None:
+  def __init__(self, max_episode_steps: int, num_info: int) -> None:
     self._max_steps = max_episode_steps
+    self._num_info = num_info
+    self._info: list[np.ndarray] = []
     self._returns: list[float] = []
     self._row: list[int] = []
     self._env_steps = self._cut = 0
@@ -194,8 +199,8 @@ class _Counts:
     ended = ~np.isnan(rows.episode_return)
     counts = ~self._over & (self.left > 0)
     cut = counts & ~ended & (self._steps >= self._max_steps)
-    self._add(counts & ended, rows.episode_return)
-    self._add(cut, self._return)
+    self._add(counts & ended, rows.episode_return, rows.info)
+    self._add(cut, self._return, rows.info)
     self._cut += int(np.count_nonzero(cut))
     self._over |= cut
     self._steps[ended] = 0
@@ -208,10 +213,17 @@ class _Counts:
       np.array(self._row, np.int64),
       self._env_steps,
       self._cut,
+      np.array(self._info, np.float64).reshape(
+        len(self._returns), self._num_info
+      ),
     )
 
-  def _add(self, counts: np.ndarray, returns: np.ndarray) -> None:
+  def _add(
+    self, counts: np.ndarray, returns: np.ndarray, info: types.Tree
+  ) -> None:
     self._returns += returns[counts].tolist()
+    if self._num_info:
+      self._info += [*info[counts]]
     self._row += np.flatnonzero(counts).tolist()
     self.left -= counts
 

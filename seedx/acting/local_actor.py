@@ -268,9 +268,13 @@ class LocalActor:
 class Unreported:
   """An actor's steps in N environments since its last report."""
 
-  def __init__(self, num_envs: int, length: int) -> None:
-    """Starts without steps; `take` must follow after at most `length` steps."""
+  def __init__(self, num_envs: int, length: int, num_info: int = 0) -> None:
+    """Starts without steps; `take` must follow after at most `length` steps.
+
+    `num_info` is the number E of logged entries of `info`.
+    """
     self._num_envs = num_envs
+    self._num_info = num_info
     self._length = length
     self._rows: list[types.Rows] = []
 
@@ -292,10 +296,17 @@ class Unreported:
       reward=np.zeros(shape, np.float32),
       discount=np.zeros(shape, np.float32),
       episode_return=np.full(shape, np.nan, np.float32),
+      info=(
+        np.full((*shape, self._num_info), np.nan, np.float32)
+        if self._num_info
+        else ()
+      ),
     )
     for time, row in enumerate(rows):
       steps.step_type[:, time] = row.timestep.step_type
       steps.reward[:, time] = row.timestep.reward
       steps.discount[:, time] = row.timestep.discount
       steps.episode_return[:, time] = row.episode_return
+      if self._num_info:
+        steps.info[:, time] = row.info
     return steps, len(rows)

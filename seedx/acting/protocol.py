@@ -53,6 +53,11 @@ def first_seed(welcome: Mapping[str, Any]) -> int:
   return seed
 
 
+def info_of(spec: types.EnvironmentSpec) -> types.Tree:
+  """Returns an example of a row's `types.Rows.info`; () for no column."""
+  return np.zeros(len(spec.log_info), np.float32) if spec.log_info else ()
+
+
 def act_layouts(
   spec: types.EnvironmentSpec, max_rows: int
 ) -> tuple[wire.Layout, wire.Layout]:
@@ -66,5 +71,6 @@ def act_layouts(
       observation=spec.observation,
     ),
     episode_return=np.zeros((), np.float32),
+    info=info_of(spec),
   )
   return wire.Layout.of(rows, max_rows), wire.Layout.of(spec.action, max_rows)

@@ -148,8 +148,11 @@ class Received:
     slot[end:] = self._layout.num_slots  # Padding.
     used = slot[:end]
     wire.check_finite("observations", taken.timestep.observation)
-    ended = self._episodes.add(_one_step(taken), used)
-    self._environments.add(ended.env_steps, used, ended.returns, ended.lengths)
+    steps = _one_step(taken)
+    ended = self._episodes.add(steps, used)
+    self._environments.add(
+      ended.env_steps, used, ended.returns, ended.lengths, steps.info
+    )
     count[:end] = self._counts[used]
     count[end:] = 0
     self._counts[used] += 1
@@ -192,8 +195,13 @@ class Received:
 
 def _one_step(rows: types.Rows) -> episodes.Steps:
   timestep = rows.timestep
-  leaves = (timestep.step_type, timestep.reward, timestep.discount)
-  return episodes.Steps(*(x[:, None] for x in (*leaves, rows.episode_return)))
+  return episodes.Steps(
+    timestep.step_type[:, None],
+    timestep.reward[:, None],
+    timestep.discount[:, None],
+    rows.episode_return[:, None],
+    rows.info[:, None] if len(rows.info) else (),
+  )
 
 
 def over() -> wire.Refused:

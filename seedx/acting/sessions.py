@@ -114,7 +114,7 @@ class Sessions:
     ended = session.episodes.add(steps, slice(None))
     session.waits = waits
     session.environments.add(
-      ended.env_steps, slice(None), ended.returns, ended.lengths
+      ended.env_steps, slice(None), ended.returns, ended.lengths, steps.info
     )
 
   def measure(self) -> dict[str, float]:

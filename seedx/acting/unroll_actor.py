@@ -85,7 +85,9 @@ def _act(
   with contextlib.ExitStack() as opened:
     exchange = client.exchange(
       unroll_messages.EXPERIENCE,
-      inputs=unroll_messages.experience_layout(programs.share(), num_envs),
+      inputs=unroll_messages.experience_layout(
+        programs.share(), num_envs, len(programs.spec.log_info)
+      ),
       outputs=unroll_messages.VERSION,
       hello={"num_envs": num_envs},
     )
@@ -132,7 +134,9 @@ class _Messages:
     self._programs = programs
     self._waits = waits
     self._unreported = local_actor.Unreported(
-      programs.layout.num_slots, programs.layout.length
+      programs.layout.num_slots,
+      programs.layout.length,
+      len(programs.spec.log_info),
     )
 
   def add(self, rows: types.Rows) -> None:
@@ -166,6 +170,7 @@ class _Messages:
       episode_return=unreported.episode_return,
       wait_environments=np.float32(waits[metrics.WAIT_ENVIRONMENTS]),
       wait_learner=np.float32(waits[_WAIT_LEARNER]),
+      info=unreported.info,
     )
 
 

@@ -32,6 +32,8 @@ class Experience(NamedTuple):
       for which the actor waited for its environments.
     wait_learner: `[]` float32, share of the time since the last message for
       which the actor waited for the learner.
+    info: `[S, L, E]` float32, `types.Rows.info` of the new steps, followed by
+      NaN; () if no entry is logged.
   """
 
   unroll: types.Unroll
@@ -39,6 +41,7 @@ class Experience(NamedTuple):
   episode_return: np.ndarray
   wait_environments: types.Array
   wait_learner: types.Array
+  info: types.Tree = ()
 
 
 class Versioned(NamedTuple):
@@ -70,10 +73,13 @@ def exploration(welcome: Mapping[str, Any], num_envs: int) -> np.ndarray:
   return np.asarray(values, np.float32)
 
 
-def experience_layout(share: types.Share, max_rows: int) -> wire.Layout:
+def experience_layout(
+  share: types.Share, max_rows: int, num_info: int = 0
+) -> wire.Layout:
   """Returns the layout of messages with up to `max_rows` unrolls.
 
-  Only the shapes and dtypes of the share matter.
+  Only the shapes and dtypes of the share matter. `num_info` is the number E of
+  logged entries of `info`.
   """
   length = share.data.version.shape[0]
 
@@ -97,6 +103,7 @@ def experience_layout(share: types.Share, max_rows: int) -> wire.Layout:
       episode_return=row((length,), scalar.dtype),
       wait_environments=wire.once(scalar),
       wait_learner=wire.once(scalar),
+      info=row((length, num_info), scalar.dtype) if num_info else (),
     ),
     max_rows,
   )

@@ -76,7 +76,9 @@ class UnrollServer:
       unroll_messages.EXPERIENCE,
       self._open,
       inputs=unroll_messages.experience_layout(
-        self._programs.share(), self._max_rows
+        self._programs.share(),
+        self._max_rows,
+        len(self._programs.spec.log_info),
       ),
       outputs=unroll_messages.VERSION,
     )
@@ -190,6 +192,7 @@ class _Session:
         timestep.reward[:, new],
         timestep.discount[:, new],
         inputs.episode_return[:, :count],
+        inputs.info[:, :count] if len(inputs.info) else (),
       ),
       waits=(inputs.wait_environments.item(), inputs.wait_learner.item()),
     )

@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from seedx import types
+from seedx import envs, types
 from seedx.acting import playing
 from seedx.app.cli import command_line
 from seedx.app.runs import run_dirs, statistics
@@ -29,6 +29,8 @@ class Options(playing.Config):
     episodes: number of whole episodes to play.
     seed: seed of the episodes.
     video: file (.gif or .mp4) for a video of one episode; no video if empty.
+    log_info: numbers in the last `info` of each episode, whose means are
+      printed; those of the run if empty.
   """
 
   run_dir: str = ""
@@ -37,6 +39,7 @@ class Options(playing.Config):
   episodes: int = types.setting(100, low=1, high=2**20)
   seed: int = types.setting(0, low=0)
   video: str = ""
+  log_info: tuple[str, ...] = ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,6 +65,10 @@ def _evaluate(options: Options) -> int:
   policy = policies.load(
     options.run_dir, options.checkpoint, trust=options.trust
   )
+  if options.log_info:
+    env = dataclasses.replace(policy.env, log_info=options.log_info)
+    envs.spec(env)  # Refuses an unknown entry.
+    policy = dataclasses.replace(policy, env=env)
   if options.video:
     videos.check(options.video, policy.env)
   playing_options = {
@@ -79,15 +86,17 @@ def _evaluate(options: Options) -> int:
   summary = statistics.summary(played.returns)
   result = {
     "env_steps": policy.env_steps,
+  info = statistics.info_means(policy.env.log_info, played.info)
     "greedy": options.greedy,
     "seed": options.seed,
     **summary,
     "cut": played.cut,
     "returns": played.returns.tolist(),
   }
+    **info,
   print(
     f"{policy.env.env} after {policy.env_steps:,} env steps:"
-    f" {statistics.in_words(summary)}"
+    f" {statistics.in_words(summary)}{statistics.info_in_words(info)}"
   )
   if played.cut:
     print(f"{played.cut} episodes were cut at --max-episode-steps", flush=True)

@@ -82,6 +82,9 @@ class Config:
       each combination, which is then one action of the agent.
     observation_transform: MODULE:FUNCTION of yours that maps observations `[B,
       ...]` to what the agent sees, in NumPy.
+    log_info: numbers in the last `info` of each episode, whose means are the
+      metrics info_NAME, such as is_success; A/B is entry B of entry A. NaN does
+      not count.
   """
 
   env: str = types.setting("CartPole-v1", labels=False)
@@ -89,6 +92,7 @@ class Config:
   info_keys: Sequence[str] = ()
   action_mask: str = DEFAULT_ACTION_MASK
   observation_transform: str = ""
+  log_info: Sequence[str] = types.setting((), labels=False)
 
 
 def is_own(config: Config) -> bool:

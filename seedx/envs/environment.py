@@ -46,6 +46,8 @@ class Environment(Protocol):
     Raises:
       RuntimeError: an environment has failed.
       ValueError: no action is legal although the episode continues.
+      types.ConfigError: the first episode of one of the user's environments has
+        ended without an entry of the config's `log_info`.
     """
     ...
 
@@ -129,8 +131,9 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
   since an environment's bounds are often placeholders.
 
   Raises:
-    types.ConfigError: the environment, an option, an info key, the action mask
-      or the transform is unknown or cannot be used, a system library is
+    types.ConfigError: the environment, an option, an info key, an entry of
+      `log_info` (if it is known before an episode ends), the action mask or the
+      transform is unknown or cannot be used, a system library is
       missing, or the actions are not supported.
   """
   _, make_spec = _kind(config)

@@ -105,6 +105,11 @@ class EnvPoolEnvironment:
     game_return = self._game_return[index] + raw_reward
     self._game_return[index] = np.where(game_ended, 0, game_return)
     game_return[~game_ended] = np.nan
+    last_info: types.Tree = ()
+    if self.spec.log_info:
+      numbers = [info[key].reshape(len(index)) for key in self.spec.log_info]
+      last_info = np.stack(numbers, axis=1).astype(np.float32)
+      last_info[~game_ended] = np.nan
 
     observation = observations.joined(observation, info, self._info_keys)
     if self._must_narrow:
@@ -114,6 +119,7 @@ class EnvPoolEnvironment:
       index=index,
       timestep=self._finish(index, last, timestep),
       episode_return=game_return.astype(np.float32),
+      info=last_info,
     )
 
   def send(self, index: np.ndarray, action: np.ndarray) -> None:

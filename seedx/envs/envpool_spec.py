@@ -245,7 +245,23 @@ def _observation_spec(
     for key, value in specs.items()
     if key.startswith("info:") and "players." not in key
   }
+  _check_log_info(config, info)
   return observations.joined_spec(config, observation, info, _leaf_spec)
+
+
+def _check_log_info(config: env_config.Config, info: Mapping[str, Any]) -> None:
+  """Raises types.ConfigError unless `log_info` names numbers of `info`."""
+  numbers = [
+    key
+    for key, value in info.items()
+    if _shape(value) == () and np.dtype(value.dtype).kind in "fiub"
+  ]
+  for key in config.log_info:
+    if key not in numbers:
+      raise types.ConfigError(
+        f"{config.env}: info has no number {key!r} for --log-info. "
+        + env_config.suggestion(key, sorted(numbers))
+      )
 
 
 def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:

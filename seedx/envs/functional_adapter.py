@@ -156,6 +156,12 @@ def _stepped(
 def _spec(
   config: env_config.Config, environment: functional.Environment
 ) -> types.EnvironmentSpec:
+  if config.log_info:
+    raise types.ConfigError(
+      f"{config.env}: expected no log_info for an environment of JAX functions,"
+      f" which has no info, found {', '.join(config.log_info)}: leave it out,"
+      " or use a gymnasium.Env whose info has these entries"
+    )
   observation, _ = observations.joined_spec(
     config, environment.observation, {}, lambda name, leaf: leaf
   )

@@ -66,8 +66,13 @@ def environment_spec(
 
   Raises:
     types.ConfigError: the transform or the mask cannot be used, the mask is
-      missing, or an observation has no numbers.
+      missing, an observation has no numbers, or `log_info` repeats an entry.
   """
+  if len({*config.log_info}) < len(config.log_info):
+    raise types.ConfigError(
+      "expected --log-info with different entries, found"
+      f" {','.join(config.log_info)}"
+    )
   transform = env_config.load_transform(config)
   if transform is not None:
     observation = _transformed_spec(
@@ -94,6 +99,7 @@ def environment_spec(
     action=action,
     frames_per_step=frames_per_step,
     action_mask=mask,
+    log_info=tuple(config.log_info),
   )
 
 

@@ -103,6 +103,7 @@ class ProcessEnvironment:
         message; its process died; or an observation or a reward is NaN or
         infinite.
       ValueError: no action is legal although the episode continues.
+      types.ConfigError: an episode's last `info` lacks an entry to log.
     """
     while sum(map(len, self._ready)) < self.batch_size:
       self._receive()
@@ -129,7 +130,12 @@ class ProcessEnvironment:
     except Exception as error:
       self._failure = str(error)  # These rows are lost: later calls fail, too.
       raise
-    return types.Rows(index, timestep, rows(shared.episode_return))
+    episode_return = rows(shared.episode_return)
+    info: types.Tree = ()
+    if self.spec.log_info:
+      info = rows(shared.info)
+      info[np.isnan(episode_return)] = np.nan
+    return types.Rows(index, timestep, episode_return, info)
 
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
     """See `envs.Environment`.
@@ -211,7 +217,7 @@ class ProcessEnvironment:
     for other in others:
       messages.check_same(self._name, signature, other)
     self._shared = messages.shared_rows(
-      signature, self.num_envs, self._memory.fileno()
+      signature, self.num_envs, len(config.log_info), self._memory.fileno()
     )
     for worker in self._processes:
       self._listen(worker)
@@ -240,6 +246,9 @@ class ProcessEnvironment:
     if kind == messages.FAILURE:
       self._restart(worker, payload.decode(errors="replace"))
       return
+    if kind == messages.REFUSAL:
+      self._failure = payload.decode(errors="replace")
+      raise types.ConfigError(self._failure)
     try:
       if kind not in (messages.ROWS, messages.FIRST_ROWS):
         raise ValueError(f"expected rows, found {kind!r}")

@@ -122,7 +122,7 @@ class Together(learner.Learner):
     minute for the other hosts.
     """
     self._nothing = self._zeros(shares)
-    inputs = self._with_report(hosts_lib.empty_report(), self._nothing)
+    inputs = self._with_report(self._hosts.empty_report(), self._nothing)
     self._update.compile(self._state, inputs)
     self._hosts.meet("compiled")
     jax.block_until_ready(self._update(self._state, inputs))
@@ -195,7 +195,7 @@ class Together(learner.Learner):
     self, report: hosts_lib.Report, parts: Sequence[types.Tree]
   ) -> Inputs:
     # The sum over all cores thus has each host's report once.
-    of_cores = [report, *(hosts_lib.empty_report() for _ in self.cores[1:])]
+    of_cores = [report, *(self._hosts.empty_report() for _ in self.cores[1:])]
     shards = [
       jax.device_put(jax.tree.map(lambda leaf: leaf[None], x), core)
       for x, core in zip(of_cores, self.cores, strict=True)

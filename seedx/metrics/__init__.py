@@ -9,6 +9,7 @@ from seedx.metrics.console import Console
 from seedx.metrics.lines import is_number, read_lines
 from seedx.metrics.meters import (
   MICRO_BATCHES,
+  OF_INFO,
   OF_SEED,
   WAIT_ENVIRONMENTS,
   WAIT_EXPERIENCE,
@@ -31,6 +32,7 @@ from seedx.metrics.sinks import (
 __all__ = [
   "MICRO_BATCHES",
   "OF_SEED",
+  "OF_INFO",
   "WAIT_ENVIRONMENTS",
   "WAIT_EXPERIENCE",
   "WAIT_LEARNER",

@@ -10,10 +10,10 @@ from typing import TextIO
 from seedx.metrics import meters, sinks
 
 # A row of the table, 79 characters wide, or longer if a message replaces the
-# bottleneck.
+# bottleneck, or entries of `info` follow it.
 _ROW = (
   "{steps:>13} {percent:>5} {rate:>12} {episode_return:>9} {policy_lag:>11}"
-  " {left:>10}  {bottleneck}"
+  " {left:>10}  {bottleneck}{info}"
 )
 _HEADER = {
   "steps": "env steps",
@@ -23,6 +23,7 @@ _HEADER = {
   "policy_lag": "policy lag",
   "left": "time left",
   "bottleneck": "bottleneck",
+  "info": "",
 }
 _ROWS_PER_HEADER = 20
 # After this time without an env step or an update, a message replaces the
@@ -139,6 +140,11 @@ class Console:
       "label": label,
       "bottleneck": bottleneck,
       "evidence": evidence,
+      "info": "".join(
+        f"  {name.removeprefix(meters.OF_INFO)} {_short(_number(line, name))}"
+        for name in line
+        if name.startswith(meters.OF_INFO)
+      ),
     }
 
 

@@ -14,7 +14,7 @@ from seedx.metrics import sinks
 
 # The groups of metrics in TensorBoard, by prefixes of their names.
 _GROUPS = {
-  "episode": ("episode", "evaluation"),
+  "episode": ("episode", "evaluation", "info_"),
   "loss": (
     "loss",
     "td_error",

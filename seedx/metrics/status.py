@@ -32,7 +32,7 @@ class Status:
       ),
       f"{percent}  {steps.replace('/', ' of ')} env steps",
     )
-    figures = "{rate} env steps/s  return {episode_return}"
+    figures = "{rate} env steps/s  return {episode_return}{info}"
     figures += "  policy lag {policy_lag}  {left} left"
     # A wrapped line would make the status jump in a narrow terminal.
     one_line: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}

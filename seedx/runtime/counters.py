@@ -4,7 +4,7 @@ import collections
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import dm_env
 import numpy as np
@@ -19,6 +19,7 @@ class Acted:
   Attributes:
     returns: raw returns of whole games; in Atari, over all lives.
     lengths: lengths of whole games, in env steps.
+    info: entries of the last `info` of whole games, by name.
     wall_clock: clock of the run, which is saved with the counts.
   """
 
@@ -27,6 +28,7 @@ class Acted:
     frames_per_step: int = 1,
     total_steps: float = math.inf,
     wall_clock: wall_clock_lib.WallClock | None = None,
+    log_info: Sequence[str] = (),
   ) -> None:
     """Starts all counts at 0.
 
@@ -34,11 +36,13 @@ class Acted:
       frames_per_step: number of emulator frames in an env step.
       total_steps: number of env steps after which the run is done.
       wall_clock: clock of the run; None for a new one.
+      log_info: see `types.EnvironmentSpec`.
     """
     self.wall_clock = wall_clock or wall_clock_lib.WallClock()
     self._total_steps = total_steps
     self.returns: metrics.Latest | metrics.MeanOfSeeds = metrics.Latest()
     self.lengths = metrics.Latest()
+    self.info = {name: metrics.Latest() for name in log_info}
     self._rounds = _Rounds()
     self._frames_per_step = frames_per_step
     self._lock = threading.Lock()
@@ -48,7 +52,11 @@ class Acted:
     self._last = (time.monotonic(), 0)
 
   def add(
-    self, env_steps: int, returns: np.ndarray, lengths: np.ndarray
+    self,
+    env_steps: int,
+    returns: np.ndarray,
+    lengths: np.ndarray,
+    info: types.Tree = (),
   ) -> None:
     """Counts experience.
 
@@ -56,11 +64,16 @@ class Acted:
       env_steps: number of new env steps.
       returns: `[...]`, raw returns of games that ended; NaN elsewhere.
       lengths: `[...]`, their lengths in env steps.
+      info: `[..., E]`, the entries of their last `info`; NaN for no value; ()
+        if no entry is logged.
     """
     ended = ~np.isnan(returns)
     if ended.any():
       self.returns.add(returns[ended])
       self.lengths.add(lengths[ended])
+      for k, latest in enumerate(self.info.values()):
+        values = info[ended][:, k]
+        latest.add(values[~np.isnan(values)])
     with self._lock:
       self._env_steps += env_steps
 
@@ -125,6 +138,10 @@ class Acted:
       "episodes": self.returns.count,
       "episode_return": self.returns.mean() if all_have_ended else None,
       "episode_length": self.lengths.mean() if all_have_ended else None,
+      **{
+        f"{metrics.OF_INFO}{name}": x.mean() if all_have_ended else None
+        for name, x in self.info.items()
+      },
       "steps_without_episode": self._rounds.steps_without(env_steps),
       "unrolls_discarded": self._unrolls_discarded,
     }
@@ -134,6 +151,7 @@ class Acted:
     return {
       "returns": self.returns.saved(),
       "lengths": self.lengths.saved(),
+      "info": [x.saved() for x in self.info.values()],
       "env_steps": np.int64(self._env_steps),
       "unrolls_discarded": np.int64(self._unrolls_discarded),
       "wall_seconds": np.float64(self.wall_clock.wall_seconds),
@@ -143,6 +161,8 @@ class Acted:
     """Continues from a saved state."""
     self.returns.restore(saved["returns"])
     self.lengths.restore(saved["lengths"])
+    for latest, state in zip(self.info.values(), saved["info"], strict=True):
+      latest.restore(state)
     self._env_steps = int(saved["env_steps"])
     self._last = (self._last[0], self._env_steps)
     self._rounds.start(self._env_steps)
@@ -173,6 +193,7 @@ class Environments:
     index: np.ndarray | slice,
     returns: np.ndarray,
     lengths: np.ndarray,
+    info: types.Tree = (),
   ) -> None:
     """Counts experience, see `Acted.add`.
 
@@ -182,12 +203,15 @@ class Environments:
         and `lengths`; all are different, and none has left.
       returns: `[B, ...]`, as in `Acted.add`; each row's oldest game first.
       lengths: `[B, ...]`, as in `Acted.add`.
+      info: `[B, ..., E]`, as in `Acted.add`.
     """
     ended = ~np.isnan(returns)
     if ended.any():
       ended[~self._reported[index]] = False
+      if len(info):
+        info = np.swapaxes(info, 0, ended.ndim - 1)[ended.T]
     # Transposed, so that the oldest games come first.
-    self._acted.add(env_steps, returns.T[ended.T], lengths.T[ended.T])
+    self._acted.add(env_steps, returns.T[ended.T], lengths.T[ended.T], info)
     if ended.any():
       episodes = np.count_nonzero(ended.reshape(len(ended), -1), axis=1)
       rows = np.flatnonzero(episodes)
@@ -222,6 +246,7 @@ class Played:
       index,
       rows.episode_return,
       self._lengths[index],
+      rows.info,
     )
     self._lengths[index[~np.isnan(rows.episode_return)]] = 0
 

@@ -9,7 +9,7 @@ and no host waits for another in between.
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import jax
@@ -69,7 +69,8 @@ class Report(NamedTuple):
 
   Attributes:
     counts: `[6]`, counts since the previous exchange, see `_Counts`.
-    totals: `[2]`, sums of the returns and the lengths of ended episodes.
+    totals: `[2 + 2 E]`, sums of the returns and the lengths of ended episodes;
+      and for each entry of their last `info` the sum and the number of values.
     stops: `[256]`, number of hosts that want to stop, by their exit status.
   """
 
@@ -95,9 +96,9 @@ class _Counts(NamedTuple):
   waits_for_episodes: int = 0
 
 
-def empty_report() -> Report:
-  """Returns a report of zeros."""
-  sizes = len(_Counts._fields), 2, 256
+def empty_report(num_info: int = 0) -> Report:
+  """Returns a report of zeros, with `num_info` entries of `info`."""
+  sizes = len(_Counts._fields), 2 + 2 * num_info, 256
   return Report(*(np.zeros(size, np.float32) for size in sizes))
 
 
@@ -178,11 +179,13 @@ class Hosts:
     frames_per_step: int,
     total_steps: int,
     wall_clock: wall_clock_lib.WallClock | None = None,
+    log_info: Sequence[str] = (),
   ) -> counters.Acted:
     """Makes the counts of experience over all hosts, see `counters.Acted`."""
+    options = frames_per_step, total_steps, wall_clock, log_info
     if self.count == 1:
-      return counters.Acted(frames_per_step, total_steps, wall_clock)
-    self._acted = _Acted(frames_per_step, total_steps, wall_clock)
+      return counters.Acted(*options)
+    self._acted = _Acted(*options)
     return self._acted
 
   def counted(self, seeds: S) -> S:
@@ -192,6 +195,11 @@ class Hosts:
     """
     self._seeds = seeds
     return seeds
+
+  def empty_report(self) -> Report:
+    """Returns a report of zeros with the shapes of this run's reports."""
+    assert self._acted is not None
+    return empty_report(len(self._acted.info))
 
   def report(self, has_batch: bool) -> Report:
     """Returns this host's report for an update, and resets its counts."""
@@ -204,7 +212,7 @@ class Hosts:
       waits_for_episodes=int(not self._acted.all_here_have_ended),
     )
     self._seeds_sent = taken
-    report = empty_report()
+    report = self.empty_report()
     report.counts[:], report.totals[:] = counts, totals
     if self._stop.is_set():
       report.stops[self._ending() or int(self.failed)] = 1
@@ -237,10 +245,11 @@ class _Acted(counters.Acted):
     frames_per_step: int,
     total_steps: int,
     wall_clock: wall_clock_lib.WallClock | None,
+    log_info: Sequence[str],
   ) -> None:
-    super().__init__(frames_per_step, total_steps, wall_clock)
+    super().__init__(frames_per_step, total_steps, wall_clock, log_info)
     self._pending_lock = threading.Lock()
-    self._counts, self._totals = _Counts(), np.zeros(2)
+    self._counts, self._totals = _Counts(), np.zeros(2 + 2 * len(log_info))
     self._hosts_waiting = 0
 
   @property
@@ -254,7 +263,11 @@ class _Acted(counters.Acted):
     return super().all_have_ended
 
   def add(
-    self, env_steps: int, returns: np.ndarray, lengths: np.ndarray
+    self,
+    env_steps: int,
+    returns: np.ndarray,
+    lengths: np.ndarray,
+    info: types.Tree = (),
   ) -> None:
     """Counts env steps and ended episodes, for the next report."""
     ended = ~np.isnan(returns)
@@ -266,7 +279,11 @@ class _Acted(counters.Acted):
         episodes=counts.episodes + episodes,
       )
       if episodes:
-        self._totals += returns[ended].sum(), lengths[ended].sum()
+        sums = [returns[ended].sum(), lengths[ended].sum()]
+        for k in range(len(self.info)):
+          values = info[ended][:, k]
+          sums += [np.nansum(values), np.count_nonzero(~np.isnan(values))]
+        self._totals += sums
 
   def add_discarded(self, unrolls: int) -> None:
     """Counts discarded unrolls, for the next report."""
@@ -279,13 +296,17 @@ class _Acted(counters.Acted):
     """Returns the pending counts and resets them."""
     with self._pending_lock:
       taken = self._counts, self._totals
-      self._counts, self._totals = _Counts(), np.zeros(2)
+      self._counts, self._totals = _Counts(), np.zeros_like(self._totals)
     return taken
 
   def add_all(self, counts: _Counts, totals: np.ndarray) -> None:
-    """Adds all hosts' sums; each episode gets the mean return and length."""
+    """Adds all hosts' sums; each episode gets the means over all episodes."""
     episodes = max(1, counts.episodes)
-    means = np.full((2, counts.episodes), (totals / episodes)[:, None])
-    super().add(counts.env_steps, *means)
+    means = np.full((2, counts.episodes), (totals[:2] / episodes)[:, None])
+    info = np.full((counts.episodes, len(self.info)), np.nan)
+    sums, numbers = totals[2::2], np.rint(totals[3::2]).astype(int)
+    for k, number in enumerate(numbers):
+      info[:number, k] = sums[k] / max(1, number)
+    super().add(counts.env_steps, means[0], means[1], info)
     super().add_discarded(counts.unrolls_discarded)
     self._hosts_waiting = counts.waits_for_episodes

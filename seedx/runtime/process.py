@@ -156,7 +156,9 @@ class Context:
     self, spec: types.EnvironmentSpec, total_steps: int
   ) -> counters.Acted:
     """Makes the counts of experience over all hosts, see `counters.Acted`."""
-    return self.hosts.acted(spec.frames_per_step, total_steps, self.wall_clock)
+    return self.hosts.acted(
+      spec.frames_per_step, total_steps, self.wall_clock, spec.log_info
+    )
 
   def seeds(self, seed: int) -> seeds_lib.Seeds:
     """Makes the seeds of this host's environments, from the run's seed."""

@@ -33,6 +33,16 @@ def test_a_number_out_of_its_range_is_refused(name, value):
   assert returns[0, 3] == 3 and np.isnan(returns).sum() == 7
 
 
+def test_an_infinity_as_info_is_refused_and_nan_is_not():
+  followed, steps = episodes.Episodes(2), steps_of("FML", "FMM")
+  info = np.full((2, 3, 1), NAN, np.float32)
+  info[0, 2] = np.inf
+  with pytest.raises(wire.Refused, match="finite numbers or NaN as info"):
+    followed.add(steps._replace(info=info), BOTH)
+  info[0, 2] = 1
+  assert followed.add(steps._replace(info=info), BOTH).env_steps == 4
+
+
 @pytest.mark.parametrize(
   ("earlier", "later"),
   [(None, "M"), (None, "FF"), (None, "FLM"), ("FM", "F"), ("FL", "L")],

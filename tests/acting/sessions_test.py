@@ -214,7 +214,8 @@ def test_steps_are_reported_once():
       [NAN, 5.0, NAN, NAN],
     ],
   )
-  assert [leaf.dtype for leaf in steps] == [np.uint8, *[np.float32] * 3]
+  assert [leaf.dtype for leaf in steps[:4]] == [np.uint8, *[np.float32] * 3]
+  assert steps.info == ()
 
   # After `take`, the next step is at index 0.
   unreported.add(rows([2, 0, 1], [7.0, NAN, NAN]))
@@ -227,3 +228,14 @@ def test_steps_are_reported_once():
   steps, count = unreported.take()
   assert count == 0
   assert np.isnan(steps.episode_return).all()
+
+
+def test_entries_of_info_are_reported_at_their_steps():
+  unreported = local_actor.Unreported(num_envs=2, length=3, num_info=1)
+  info = np.array([[NAN], [4.0]], np.float32)
+  unreported.add(rows([0, 0], [NAN, NAN])._replace(info=info * NAN))
+  unreported.add(rows([1, 2], [NAN, 1.0])._replace(info=info))
+  steps, _ = unreported.take()
+  np.testing.assert_array_equal(
+    steps.info[:, :, 0], [[NAN, NAN, NAN], [NAN, 4.0, NAN]]
+  )

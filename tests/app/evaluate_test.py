@@ -79,7 +79,7 @@ def by_hand(acting, seed, episodes):
 
 
 def player(agent=None, **fields):
-  config = evaluator.Config(CARTPOLE, **{"num_episodes": 7, **fields})
+  config = evaluator.Config(**{"env": CARTPOLE, "num_episodes": 7, **fields})
   return evaluator.Evaluator(agent or remembering_agent(), config)
 
 
@@ -126,6 +126,25 @@ def test_the_rest_of_a_cut_episode_is_not_an_episode():
   played = cutting.play(np.float32(0.2), seed=20)
   assert played.returns.tolist() == [5.0] * 4
   assert played.cut == 4
+
+
+def test_entries_of_info_are_those_of_the_whole_episodes():
+  env = dataclasses.replace(CARTPOLE, log_info=("elapsed_step",))
+  limit = int(np.median([by_hand(0.2, 20 + k, 1)[0] for k in range(6)]))
+  cutting = player(env=env, num_envs=6, num_episodes=6, max_episode_steps=limit)
+  played = cutting.play(np.float32(0.2), seed=20)
+  assert 0 < played.cut < 6
+  steps = played.info[:, 0]
+  # An episode of CartPole has as many steps as its return; a cut one has none.
+  whole = ~np.isnan(steps)
+  assert np.count_nonzero(whole) == 6 - played.cut
+  np.testing.assert_array_equal(steps[whole], played.returns[whole])
+  means = statistics.info_means(env.log_info, played.info)
+  assert means == {"info_elapsed_step": pytest.approx(np.nanmean(steps))}
+  assert statistics.info_in_words(means).startswith(", elapsed_step ")
+  none = statistics.info_means(("a",), np.full((2, 1), np.nan))
+  assert none == {"info_a": None}
+  assert statistics.info_in_words(none) == ", a -"
 
 
 class StopAfter:
@@ -379,10 +398,10 @@ def test_a_summary_agrees_with_a_simple_computation():
 # During a run
 
 
-def periodic(tmp_path, **fields):
+def periodic(tmp_path, env=CARTPOLE, **fields):
   options = {"evaluate_every_steps": 100, "evaluate_episodes": 3, **fields}
   agent = running.Changed(vtrace.Config(), lambda agent: remembering_agent())
-  config = sync.Config(env=CARTPOLE, agent=agent)
+  config = sync.Config(env=env, agent=agent)
   return evaluations.of(config, evaluations.Config(**options), tmp_path)
 
 
@@ -421,6 +440,17 @@ def test_evaluations_are_due_at_regular_intervals_of_steps(
   # The next line of metrics has the last mean return.
   assert evaluation.measure() == {"evaluation_return": lines[-1]["mean"]}
   assert f"mean {lines[-1]['mean']:.1f}," in evaluation.words
+
+
+def test_an_evaluation_reports_the_entries_of_info(tmp_path):
+  env = dataclasses.replace(CARTPOLE, log_info=("elapsed_step",))
+  evaluation = periodic(tmp_path, env)
+  evaluation.finish(100, np.float32(0.2), stop=False)
+  (line,) = evaluated(tmp_path)
+  assert line["info_elapsed_step"] == line["mean"]
+  mean = evaluation.measure()["evaluation_info_elapsed_step"]
+  assert mean == line["mean"]
+  assert f"of 3 episodes, elapsed_step {mean:.3g}" in evaluation.words
 
 
 def test_only_one_evaluation_runs_at_a_time(tmp_path):
@@ -512,6 +542,12 @@ def test_the_program_evaluates_the_policy_of_a_run(run_dir, capfd):
   assert first["env_steps"] == steps[0]
 
 
+def test_the_program_prints_and_writes_the_entries_of_info(run_dir, capfd):
+  out, result, _ = run(run_dir, capfd, "--log-info", "elapsed_step")
+  assert result["info_elapsed_step"] == result["mean"]
+  assert f"of 5 episodes, elapsed_step {result['mean']:.3g}" in out
+
+
 def test_cut_episodes_are_reported(run_dir, capfd):
   out, result, _ = run(run_dir, capfd, "--max-episode-steps", "3")
   assert result["returns"] == [3.0] * 5 and result["cut"] == 5
@@ -548,6 +584,7 @@ def test_a_run_that_still_trains_can_be_evaluated(tmp_path, capfd):
     ("{run} --checkpoint 1", "expected --checkpoint latest, best or one of"),
     ("{run} --checkpoint ²", "expected --checkpoint latest, best or one of"),
     ("{run} --episodes 0", "expected --episodes from 1"),
+    ("{run} --log-info elapsed", "Did you mean elapsed_step"),
     ("{run} --video {tmp}/play.avi", "that ends in .gif or .mp4"),
     ("{run} --video {tmp}/nowhere/play.gif", "a directory that exists"),
     ("{tmp}/nowhere", "expected the directory of a run"),

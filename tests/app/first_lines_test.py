@@ -101,7 +101,9 @@ def test_stop_at_is_compared_with_evaluations_if_there_are_any(
   reached, tmp_path, monkeypatch
 ):
   """The returns in training exceed 5, the value of `--stop-at`."""
-  played = evaluator.Played(np.array([reached]), np.array([0]), 9, 0)
+  played = evaluator.Played(
+    np.array([reached]), np.array([0]), 9, 0, np.empty((1, 0))
+  )
   monkeypatch.setattr(evaluator.Evaluator, "play", lambda *_: played)
   total = 3000 if reached < 5 else 10_000_000
   words = f"--stop-at 5 --total-steps {total} --quiet --log-seconds 0"

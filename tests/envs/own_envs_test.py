@@ -135,7 +135,7 @@ def test_asynchronous_rows_equal_synchronous_ones(start, num_threads):
   actions = np.random.default_rng(2).integers(3, size=(40, 7))
   received = [[] for _ in range(7)]
   while min(map(len, received)) < 41:
-    index, timestep, episode_return = environment.recv()
+    index, timestep, episode_return, _ = environment.recv()
     assert index.shape == (3,) and len(set(index.tolist())) == 3
     action = []
     for k, env in enumerate(index):

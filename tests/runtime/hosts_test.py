@@ -65,6 +65,20 @@ def exchange(all_hosts, batches=(True, True)):
   return [host.has_batch for host in all_hosts]
 
 
+def test_entries_of_info_are_means_over_the_episodes_of_all_hosts():
+  all_hosts = [hosts.Hosts(index, 2) for index in range(2)]
+  acted = [host.acted(1, 100, log_info=("won", "gold")) for host in all_hosts]
+  nan, one = np.nan, np.ones(1)
+  acted[0].add(3, np.ones(2), np.ones(2), np.array([[1.0, 4.0], [0.0, nan]]))
+  acted[1].add(1, one, one, np.array([[1.0, nan]]))
+  exchange(all_hosts)
+  exchange(all_hosts)  # The second report is empty.
+  for each in acted:
+    assert each.info["won"].mean() == pytest.approx(2 / 3)
+    assert (each.info["gold"].mean(), each.info["gold"].count) == (4.0, 1)
+    assert each.returns.count == 3
+
+
 def test_counts_are_summed_over_all_hosts():
   all_hosts, acted = two()
   acted[0].add(30, np.array([1.0, np.nan, 3.0]), np.array([5, 0, 7]))

@@ -74,7 +74,7 @@ class Periodic:
       run.agent.make(envs.spec(run.env)),
       evaluator.Config(run.env, num_episodes=config.evaluate_episodes),
     )
-    self._seed = run.seed
+    self._seed, self._env = run.seed, run.env
     self._config = config
     self._folder = files.Folder(run_dir)
     self._due_steps = self._last_steps = -1
@@ -158,15 +158,19 @@ class Periodic:
       if self._stop.is_set():
         return
       summary = statistics.summary(played.returns)
-      line = {"env_steps": env_steps, **summary, "cut": played.cut}
+      info = statistics.info_means(self._env.log_info, played.info)
+      line = {"env_steps": env_steps, **summary, "cut": played.cut, **info}
       try:
         with self._folder.open(run_dirs.EVALUATIONS, "a") as file:
           file.write((json.dumps(line) + "\n").encode())
       except OSError as error:  # For example, a full disk.
         path = self._folder / run_dirs.EVALUATIONS
         print(f"cannot write {str(path)!r} ({error.strerror})", file=sys.stderr)
-      self._line = {"evaluation_return": summary["mean"]}
+      self._line = {
+        "evaluation_return": summary["mean"],
+        **{f"evaluation_{name}": mean for name, mean in info.items()},
+      }
       self.means[env_steps] = summary["mean"]
-      self.words = statistics.in_words(summary)
+      self.words = statistics.in_words(summary) + statistics.info_in_words(info)
     except BaseException as failure:
       self._failure = failure

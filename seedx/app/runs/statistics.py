@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from seedx import metrics
+
 _EPISODE_RESAMPLES = 10_000
 _RUN_RESAMPLES = 2_000
 
@@ -36,6 +38,32 @@ def in_words(summary: Mapping[str, float]) -> str:
     f"mean {summary['mean']:.1f}, median {summary['median']:.1f}, interquartile"
     f" mean {summary['iqm']:.1f} (95% interval {summary['iqm_low']:.1f} to"
     f" {summary['iqm_high']:.1f}) of {summary['episodes']} episodes"
+  )
+
+
+def info_means(
+  names: Sequence[str], info: np.ndarray
+) -> dict[str, float | None]:
+  """Returns the mean of each entry of episodes' last `info`, by metric.
+
+  Args:
+    names: names of the E entries.
+    info: `[episodes, E]`; NaN does not count.
+  """
+  means: dict[str, float | None] = {}
+  for name, values in zip(names, info.T, strict=True):
+    values = values[~np.isnan(values)]
+    mean = float(np.mean(values)) if len(values) else None
+    means[f"{metrics.OF_INFO}{name}"] = mean
+  return means
+
+
+def info_in_words(means: Mapping[str, float | None]) -> str:
+  """Formats means of `info_means`, each after a comma; empty for none."""
+  return "".join(
+    f", {name.removeprefix(metrics.OF_INFO)} "
+    + ("-" if mean is None else f"{mean:.3g}")
+    for name, mean in means.items()
   )
 
 

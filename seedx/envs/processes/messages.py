@@ -8,8 +8,9 @@ action.
 A worker receives a pickled `Job` and then any number of RESET, STEP and RENDER
 through one pipe. Through another pipe it answers the `Job` with SIGNATURE,
 RESET with FIRST_ROWS, STEP with ROWS, and RENDER with FRAME. REFUSAL may
-replace SIGNATURE or FRAME. FAILURE may replace any answer, and is the last
-message. The first byte of a message is its kind; the others are its payload.
+replace any answer, and is the last message unless it replaces FRAME. FAILURE
+may replace any answer, and is the last message. The first byte of a message is
+its kind; the others are its payload.
 """
 
 import dataclasses
@@ -73,6 +74,7 @@ class SharedRows(NamedTuple):
     step_type: `[N]` uint8.
     reward, discount: `[N]` float32.
     episode_return: `[N]` float32, NaN if no game ends.
+    info: `[N, E]` float32, see `types.Rows`; valid where a game ends.
     action: `[N, ...]`.
     observation: `[N, ...]` leaves, in the order of `tree.flatten`.
   """
@@ -81,6 +83,7 @@ class SharedRows(NamedTuple):
   reward: np.ndarray
   discount: np.ndarray
   episode_return: np.ndarray
+  info: np.ndarray
   action: np.ndarray
   observation: list[np.ndarray]
 
@@ -115,7 +118,9 @@ def indices(payload: bytes, job: Job) -> np.ndarray:
   return index
 
 
-def shared_rows(signature: Signature, num_envs: int, memory: int) -> SharedRows:
+def shared_rows(
+  signature: Signature, num_envs: int, num_infos: int, memory: int
+) -> SharedRows:
   """Resizes the file with the descriptor `memory`, and maps rows into it."""
   number = dm_env.specs.Array((), np.float32)
   specs = [
@@ -123,6 +128,7 @@ def shared_rows(signature: Signature, num_envs: int, memory: int) -> SharedRows:
     number,
     number,
     number,
+    dm_env.specs.Array((num_infos,), np.float32),
     signature.action,
     *tree.flatten(signature.observation),
   ]
@@ -132,10 +138,10 @@ def shared_rows(signature: Signature, num_envs: int, memory: int) -> SharedRows:
     offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
   os.ftruncate(memory, offsets[-1])
   shared = mmap.mmap(memory, offsets.pop())
-  step_type, reward, discount, episode_return, action, *observation = (
+  step_type, reward, discount, episode_return, info, action, *observation = (
     np.ndarray((num_envs, *spec.shape), spec.dtype, shared, offset)
     for spec, offset in zip(specs, offsets, strict=True)
   )
   return SharedRows(
-    step_type, reward, discount, episode_return, action, observation
+    step_type, reward, discount, episode_return, info, action, observation
   )

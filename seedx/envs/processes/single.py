@@ -1,7 +1,7 @@
 """The interface of one environment of the user's own, and its checks."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import dm_env
@@ -97,11 +97,14 @@ class Single(Protocol):
     observation: a `Leaf`, or nested dicts of them.
     action: the environment's actions.
     first_observation: observation of that reset.
+    last_info: values of the config's `log_info` in the last `info` of the
+      newest ended episode.
   """
 
   observation: types.Tree
   action: Action
   first_observation: types.Tree
+  last_info: Sequence[float]
 
   def reset(self) -> types.Tree:
     """Starts an episode without a new seed; returns its first observation."""

@@ -1,6 +1,7 @@
 """A dm_env environment as a `single.Single`."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import dm_env
@@ -13,6 +14,8 @@ from seedx.envs.processes import single
 class Single:
   """See `single.Single`."""
 
+  last_info: Sequence[float] = ()
+
   def __init__(
     self, config: env_config.Config, env: dm_env.Environment
   ) -> None:
@@ -20,13 +23,19 @@ class Single:
 
     Raises:
       types.ConfigError: a spec is not supported, `reset` fails, or the config
-        has info keys.
+        names entries of `info`.
     """
     name = config.env
     if config.info_keys:
       raise types.ConfigError(
         f"{name}: expected no info_keys for a dm_env.Environment, which has no"
         f" info, found {', '.join(config.info_keys)}"
+      )
+    if config.log_info:
+      raise types.ConfigError(
+        f"{name}: expected no log_info for a dm_env.Environment, which has no"
+        f" info, found {', '.join(config.log_info)}: let the factory return a"
+        " gymnasium.Env whose info has these entries"
       )
     action = single.attempt(name, "action_spec", env.action_spec)
     self.action = single.array_action(name, action, _bounds(action))

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,7 @@ from gymnasium import spaces
 from seedx import types
 from seedx.envs import config as env_config
 from seedx.envs import observations
-from seedx.envs.processes import single
+from seedx.envs.processes import last_info, single
 
 
 class Single:
@@ -46,6 +47,8 @@ class Single:
       lambda key, x: single.observation_leaf(name, (key,), np.asarray(x)),
     )
     self._env, self._name = env, name
+    self._last_info = last_info.LastInfo(config) if config.log_info else None
+    self.last_info: Sequence[float] = ()
     self.first_observation = observations.joined(
       observation, info, self._info_keys
     )
@@ -59,6 +62,8 @@ class Single:
     observation, reward, terminated, truncated, info = self._env.step(action)
     observation = observations.joined(observation, info, self._info_keys)
     reward = single.number("reward", reward)
+    if self._last_info is not None and (terminated or truncated):
+      self.last_info = self._last_info.read(info)
     if terminated:
       return observation, reward, 0.0, True
     return observation, reward, 1.0, bool(truncated)

@@ -94,10 +94,18 @@ class _Worker:
       raise types.ConfigError(f"{self._name}: {error}") from error
     self._ended = [True] * job.count
     self._game_return = [0.0] * job.count
-    self._shared = messages.shared_rows(signature, job.num_envs, memory)
+    self._logs_info = bool(job.config.log_info)
+    self._shared = messages.shared_rows(
+      signature, job.num_envs, len(job.config.log_info), memory
+    )
 
   def answer(self, message: bytes) -> bytes:
-    """Returns the answer to a message, or raises `_Failure`."""
+    """Returns the answer to a message.
+
+    Raises:
+      _Failure: an environment failed.
+      types.ConfigError: an episode's last `info` lacks an entry to log.
+    """
     kind, payload = message[:1], message[1:]
     if kind == messages.STEP:
       self._step_all(np.frombuffer(payload, np.int32))
@@ -124,6 +132,8 @@ class _Worker:
     for k, action in zip(index.tolist(), actions, strict=True):
       try:
         rows.append(self._step(k, action))
+      except types.ConfigError:
+        raise  # It would happen again after a restart.
       except BaseException as error:  # SystemExit too.
         reason = f"\n{traceback.format_exc()}"
         if isinstance(error, single.WrongStepError):
@@ -156,6 +166,8 @@ class _Worker:
       return _MID, reward, discount, np.nan
     game_return, self._game_return[i] = self._game_return[i], 0.0
     self._ended[i] = True
+    if self._logs_info:
+      self._shared.info[k] = environment.last_info
     return _LAST, reward, discount, game_return
 
   def _write(self, k: int, observation: types.Tree) -> None:
@@ -195,6 +207,9 @@ def _serve(
       break
     try:
       reply = worker.answer(message)
+    except types.ConfigError as error:
+      replies.send_bytes(messages.REFUSAL + str(error).encode())
+      return
     except _Failure as failure:
       replies.send_bytes(messages.FAILURE + str(failure).encode())
       return

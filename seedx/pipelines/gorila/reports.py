@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import tree
 
 from seedx import metrics, types, wire
 from seedx import replay as replay_lib
@@ -73,9 +74,12 @@ class Report(NamedTuple):
 
 
 def layout(
-  length: int, max_rows: int, metric_names: Sequence[str]
+  length: int, max_rows: int, metric_names: Sequence[str], num_info: int = 0
 ) -> wire.Layout:
-  """Returns the layout of reports: `max_rows` rows of L = `length` steps."""
+  """Returns the layout of reports: `max_rows` rows of L = `length` steps.
+
+  `num_info` is the number of logged entries of `info`.
+  """
   integer, number = np.zeros((), np.int32), np.zeros((), np.float32)
   counts = Counts(
     gradients=integer,
@@ -96,6 +100,7 @@ def layout(
     reward=numbers,
     discount=numbers,
     episode_return=numbers,
+    info=np.zeros((length, num_info), np.float32) if num_info else (),
   )
   return wire.Layout.of(
     Report(steps, wire.once(integer), wire.once(counts)), max_rows
@@ -223,7 +228,7 @@ class Reports:
     unlearned = self._check(counts, unlearned + rows * num_steps)
     self._connected.count(
       session,
-      episodes.Steps(*(leaf[:, :num_steps] for leaf in steps)),
+      tree.map_structure(lambda leaf: leaf[:, :num_steps], steps),
       waits=(counts.wait_environments.item(), counts.learning.item()),
     )
     self.count(counts)

@@ -91,7 +91,10 @@ class Shapes(NamedTuple):
     state = jax.eval_shape(agent.init, key)
     _, output = jax.eval_shape(agent.gradients, state, key, batch)
     report = reports.layout(
-      programs.layout.length, programs.layout.num_slots, sorted(output.metrics)
+      programs.layout.length,
+      programs.layout.num_slots,
+      sorted(output.metrics),
+      len(spec.log_info),
     )
     return cls(core_replay.num_bytes(share), batch, report)
 
@@ -266,7 +269,9 @@ class _Worker:
       waits=self._waits,
       exploration=unroll_messages.exploration(exchange.welcome, num_envs),
     )
-    self._unreported = local_actor.Unreported(num_envs, programs.layout.length)
+    self._unreported = local_actor.Unreported(
+      num_envs, programs.layout.length, len(programs.spec.log_info)
+    )
     self._batches = 0
     self._reported_bytes = learner.client.transferred_bytes
     self._reset_counts()

@@ -1,0 +1,38 @@
+"""Entries of the last `info` of episodes, as metrics of every pipeline."""
+
+import dataclasses
+
+import pytest
+
+from tests import conftest, programs, running
+from tests.pipelines import pipelines_test
+
+compiled_once = programs.compiled_once
+
+# EnvPool counts the env steps of an episode in this entry.
+STEPS = "elapsed_step"
+CELLS = [
+  ("sync", "a2c"),
+  ("seed", "vtrace"),
+  ("impala", "vtrace"),
+  ("apex", "dqn"),
+  ("a3c", "a2c"),
+  ("gorila", "dqn"),
+]
+
+
+@pytest.mark.parametrize(
+  ("pipeline", "name"), conftest.slow_but([("sync", "a2c")], CELLS)
+)
+def test_the_mean_of_an_entry_arrives_from_the_same_episodes_as_the_return(
+  pipeline, name, tmp_path
+):
+  config = pipelines_test.config_of(pipeline, name, tmp_path)
+  env = dataclasses.replace(config.env, log_info=("env_id", STEPS))
+  made = running.Own(dataclasses.replace(config, env=env))
+  last = pipelines_test.run_all(made, made.nodes)
+  assert last["episodes"] > 0
+  assert last[f"info_{STEPS}"] == last["episode_length"]
+  acted = made.process.acted
+  assert acted.info[STEPS].count == acted.lengths.count == last["episodes"]
+  assert acted.info[STEPS].mean() == acted.lengths.mean()
