@@ -10,6 +10,7 @@ may have its own options:
 """
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -170,17 +171,31 @@ def _children_seconds() -> float:
 
 
 def _table(names: Sequence[str], runs: Sequence[trials.Result]) -> str:
-  titles = ["experiment", *(title for title, _, _ in _COLUMNS), "bottleneck"]
+  logged = {name: None for run in runs for name in run.last if _is_logged(name)}
+  columns: list[_Column] = [
+    _COLUMNS[0],
+    *((x, functools.partial(_last, name=x), 3) for x in logged),
+    *_COLUMNS[1:],
+  ]
+  titles = ["experiment", *(title for title, _, _ in columns), "bottleneck"]
   rows = [titles, ["---"] * len(titles)]
   for name in names:
     same = [run for run in runs if run.trial.label == name]
     cells = [
       _text(_median(map(value, same)), decimals)
-      for _, value, decimals in _COLUMNS
+      for _, value, decimals in columns
     ]
     bottleneck = statistics.mode(_bottleneck(run) for run in same)
     rows.append([f"`{name}`", *cells, bottleneck])
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _is_logged(name: str) -> bool:
+  return name.startswith(metrics.OF_INFO)
+
+
+def _last(run: trials.Result, name: str) -> float | None:
+  return run.last.get(name)
 
 
 def _bytes_per_step(run: trials.Result) -> float | None:
@@ -216,8 +231,9 @@ def _text(value: float | None, decimals: int) -> str:
   return "-" if value is None else f"{value:,.{decimals}f}"
 
 
-# Columns of numbers: title, function that returns a run's value, decimals.
-_COLUMNS: Sequence[tuple[str, Callable[[trials.Result], float | None], int]] = (
+# A column of numbers: title, function that returns a run's value, decimals.
+_Column = tuple[str, Callable[[trials.Result], float | None], int]
+_COLUMNS: Sequence[_Column] = (
   ("return", lambda run: run.last["episode_return"], 1),
   ("env steps", lambda run: run.last["env_steps"], 0),
   ("seconds", lambda run: run.last["wall_seconds"], 0),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from seedx import files, signals, types
+from seedx import files, metrics, signals, types
 from seedx.app import plot
 from seedx.app.cli import command_line, configs
 from seedx.app.runs import run_dirs
@@ -31,6 +31,7 @@ from seedx.launch import ray_cluster
 if TYPE_CHECKING:
   from seedx.app.studies import tuning
 
+_RETURN = "episode_return"
 # Settings that cannot be searched, although they appear in labels.
 _FIXED = ("env_options", "total_steps")
 # Files and directories of the output.
@@ -71,6 +72,8 @@ class Options:
     env: name of the environment, for an experiment without --env of its own.
     total_steps: env steps of each run.
     seed: seed of the draws and of the trials.
+    score: metric whose last value ranks trials, larger is better:
+      episode_return, or an entry that EXPERIMENT logs with --log-info.
     seeds: number of final runs with the best trial's settings, and with the
       default settings; their seeds follow --seed.
     trial_cpus: number of CPUs that Ray reserves for a trial.
@@ -90,6 +93,7 @@ class Options:
   env: str = ""
   total_steps: int = types.setting(300_000, low=1)
   seed: int = types.setting(0, low=0, high=2**29)
+  score: str = _RETURN
   seeds: int = types.setting(3, low=1, high=2**20)
   trial_cpus: float = types.setting(1.0, low=0.0)
   trial_resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -136,6 +140,8 @@ def _sweep(options: Options) -> int:
       "expected EXPERIMENT without options that a sweep reserves, found"
       f" {', '.join(map(command_line.flag, sorted(given & {*_RESERVED})))}"
     )
+  score = _score(options.score, config.run.env.log_info)
+  options = dataclasses.replace(options, score=score)
   kinds = {
     name: setting.kind
     for name, setting in configs.recorded(config).items()
@@ -155,7 +161,7 @@ def _sweep(options: Options) -> int:
   stop = threading.Event()
   with (
     signals.stopping(stop) as ending,
-    tuning.Pool(options.cluster, run_dir, stop) as pool,
+    tuning.Pool(options.cluster, run_dir, stop, score) as pool,
   ):
     text = json.dumps(dataclasses.asdict(options), indent=2)
     files.write_file(run_dir / run_dirs.CONFIG, text + "\n")
@@ -188,9 +194,14 @@ def _search(
   ]
   asha_steps = options.total_steps if options.scheduler == "asha" else None
   failed = pool.train(drawn, asha_steps)
-  ranked = sorted(_results(drawn, run_dir, failed), key=_rank, reverse=True)
+  score = options.score
+  ranked = sorted(
+    _results(drawn, run_dir, failed),
+    key=lambda result: _rank(result, score),
+    reverse=True,
+  )
   by_name = {trial.name: x for trial, x in zip(drawn, values, strict=True)}
-  table = _table(by_name, ranked, options.total_steps)
+  table = _table(by_name, ranked, options.total_steps, score)
   files.write_file(run_dir / "sweep.md", table + "\n")
   print(table, flush=True)
   if pool.stop.is_set() or not ranked[0].lines:
@@ -214,13 +225,14 @@ def _search(
     # Failed runs are neither drawn nor part of the mean.
     lines[label] = [x.lines for x in results if x.lines and not x.error]
     sentences += [
-      f"{label}: mean return {_mean(lines[label])} with seeds {first} to"
+      f"{label}: mean {_title(score)} {_mean(lines[label], score)} with seeds"
+      f" {first} to"
       f" {seeds[-1]}",
       *(f"{label}: {x.trial.name} {x.error}" for x in results if x.error),
     ]
   text = "\n".join(sentences)
   files.write_file(run_dir / "sweep.md", f"{table}\n\n{text}\n")
-  plot.draw({env: lines}, run_dir / "sweep.png")
+  plot.draw({env: lines}, run_dir / "sweep.png", score)
   print(text)
   print(f"sweep.md and sweep.png are in {run_dir}", flush=True)
   return 1 if failed else 0
@@ -247,34 +259,59 @@ def _results(
   return [trials.Result.read(x, run_dir, failed.get(x.name, "")) for x in group]
 
 
-def _rank(result: trials.Result) -> tuple[bool, float, float]:
-  """Ranks success above failure, then by last return, then by mean return."""
-  returns = [
-    x["episode_return"] for x in result.lines if x["episode_return"] is not None
-  ]
-  if not returns:
+def _score(name: str, log_info: Sequence[str]) -> str:
+  """Returns the metric that `--score` names.
+
+  Raises:
+    types.ConfigError: trials have no such metric.
+  """
+  metric = f"{metrics.OF_INFO}{name}" if name in log_info else name
+  scores = [_RETURN, *(f"{metrics.OF_INFO}{x}" for x in log_info)]
+  if metric not in scores:
+    raise types.ConfigError(
+      f"expected --score {' or '.join(scores)}, found {name!r}; an entry of"
+      " info is a metric with --log-info in EXPERIMENT, as in"
+      ' "ppo --log-info is_success"'
+    )
+  return metric
+
+
+def _title(score: str) -> str:
+  """Returns the short name of a score."""
+  return "return" if score == _RETURN else score.removeprefix(metrics.OF_INFO)
+
+
+def _text(value: float, score: str) -> str:
+  return f"{value:.1f}" if score == _RETURN else f"{value:.3g}"
+
+
+def _rank(result: trials.Result, score: str) -> tuple[bool, float, float]:
+  """Ranks success above failure, then by last score, then by mean score."""
+  scores = [x[score] for x in result.lines if x.get(score) is not None]
+  if not scores:
     return not result.error, -np.inf, -np.inf
-  return not result.error, returns[-1], float(np.mean(returns))
+  return not result.error, scores[-1], float(np.mean(scores))
 
 
 def _table(
   values: Mapping[str, Mapping[str, str]],
   ranked: Sequence[trials.Result],
   total_steps: int,
+  score: str,
 ) -> str:
   names = next(iter(values.values()))
-  titles = ["trial", *names, "return", "env steps", "seconds", "end"]
+  titles = ["trial", *names, _title(score), "env steps", "seconds", "end"]
   rows = [titles, ["---"] * len(titles)]
   for result in ranked:
     steps = result.last.get("env_steps", 0)
-    episode_return = result.last.get("episode_return")
+    last = result.last.get(score)
     early = "ended early" if result.lines else "not started"
     end = "done" if steps >= total_steps else early
     rows.append(
       [
         pathlib.PurePath(result.trial.name).name,
         *values[result.trial.name].values(),
-        "-" if episode_return is None else f"{episode_return:.1f}",
+        "-" if last is None else _text(last, score),
         f"{steps:,}",
         f"{result.last.get('wall_seconds', 0.0):.0f}",
         result.error or end,
@@ -283,11 +320,11 @@ def _table(
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _mean(runs: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-  """Formats the runs' last returns: their mean, then each."""
-  last = [run[-1]["episode_return"] for run in runs]
-  returns = [x for x in last if x is not None]
-  if not returns:
+def _mean(runs: Sequence[Sequence[Mapping[str, Any]]], score: str) -> str:
+  """Formats the runs' last scores: their mean, then each."""
+  last = [run[-1].get(score) for run in runs]
+  scores = [x for x in last if x is not None]
+  if not scores:
     return "-"
-  each = " ".join(f"{x:.1f}" for x in returns)
-  return f"{np.mean(returns):.1f} ({each})"
+  each = " ".join(_text(x, score) for x in scores)
+  return f"{_text(float(np.mean(scores)), score)} ({each})"

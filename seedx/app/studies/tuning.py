@@ -22,8 +22,8 @@ from seedx.launch import ray_cluster
 # three times as many, and so on. The best third continues each time.
 _FIRST_SHARE = 1 / 9
 _REDUCTION = 3
-# Value that stands for a missing return, since ASHA cannot rank infinities.
-_NO_RETURN = -1e30
+# Value that stands for a missing score, since ASHA cannot rank infinities.
+_NO_SCORE = -1e30
 _PROGRESS_SECONDS = 30.0
 # Fraction of a GPU's memory that is divided among the trials on it.
 _MEMORY_SHARE = 0.9
@@ -46,6 +46,7 @@ class Pool:
     config: launch_config.Config,
     run_dir: pathlib.Path,
     stop: threading.Event,
+    score: str = "episode_return",
   ) -> None:
     """Connects to the cluster, or starts one.
 
@@ -53,12 +54,14 @@ class Pool:
       config: the cluster, and the resources of a trial.
       run_dir: directory of the sweep, which the cluster's machines share.
       stop: event that ends all trials.
+      score: metric that ranks trials; larger is better.
 
     Raises:
       types.ConfigError: there is no such cluster.
     """
     self.run_dir = run_dir
     self.stop = stop
+    self._score = score
     self._needs = {"CPU": config.actor_cpus, **config.actor_resources}
     os.environ.update(_SETTINGS)
     # Ray warns about files that trials of seedx do not write.
@@ -82,15 +85,19 @@ class Pool:
     Raises:
       types.ConfigError: the cluster cannot train the trials.
     """
-    progress = _Progress(trials)
+    progress = _Progress(trials, self._score)
     kind = tune.with_parameters(
-      _Trainable, trials=trials, run_dir=self.run_dir, needs=self._needs
+      _Trainable,
+      trials=trials,
+      run_dir=self.run_dir,
+      needs=self._needs,
+      score=self._score,
     )
     tuner = tune.Tuner(
       tune.with_resources(kind, tune.PlacementGroupFactory([self._needs])),
       param_space={"trial": tune.grid_search(list(range(len(trials))))},
       tune_config=tune.TuneConfig(
-        scheduler=_asha(asha_steps) if asha_steps else None
+        scheduler=_asha(asha_steps, self._score) if asha_steps else None
       ),
       run_config=tune.RunConfig(
         name="tune",
@@ -116,10 +123,10 @@ class Pool:
     self._cluster.leave()
 
 
-def _asha(total_steps: int) -> schedulers.ASHAScheduler:
+def _asha(total_steps: int, score: str) -> schedulers.ASHAScheduler:
   return schedulers.ASHAScheduler(
     time_attr="env_steps",
-    metric="episode_return",
+    metric=score,
     mode="max",
     max_t=total_steps,
     grace_period=max(1, int(total_steps * _FIRST_SHARE)),
@@ -141,10 +148,8 @@ class _Trainable(tune.Trainable):
       os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = memory
     self._running = trials_lib.Running(trials[config["trial"]], run_dir)
     self._lines = self._running.lines(threading.Event())
-    self._result: dict[str, Any] = {
-      "env_steps": 0,
-      "episode_return": _NO_RETURN,
-    }
+    self._score = parameters.get("score", "episode_return")
+    self._result: dict[str, Any] = {"env_steps": 0, self._score: _NO_SCORE}
 
   def step(self) -> dict[str, Any]:
     """Waits for the next line of metrics, or for the trial's end."""
@@ -152,8 +157,8 @@ class _Trainable(tune.Trainable):
     if line is None:
       return {**self._result, "done": True, "error": self._running.error()}
     self._result["env_steps"] = line["env_steps"]
-    if line["episode_return"] is not None:
-      self._result["episode_return"] = line["episode_return"]
+    if line[self._score] is not None:
+      self._result[self._score] = line[self._score]
     return {**self._result, "done": False, "error": ""}
 
   def cleanup(self) -> None:
@@ -188,10 +193,11 @@ class _Stopper(tune.Stopper):
 class _Progress(tune.Callback):
   """A callback that prints the progress and the end of trials."""
 
-  def __init__(self, trials: Sequence[trials_lib.Trial]) -> None:
+  def __init__(self, trials: Sequence[trials_lib.Trial], score: str) -> None:
     # Errors of failed trials, by the name of the trial.
     self.errors: dict[str, str] = {}
     self._trials = trials
+    self._score = score
     # Ray's actors, in which the trials run.
     self._actors: list[Any] = []
     self._ended = 0
@@ -218,7 +224,7 @@ class _Progress(tune.Callback):
   def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
     """Prints progress from time to time; at the end, waits for the actors."""
     running = [
-      f"{self._trials[x.config['trial']].name} {_progress(x)}"
+      f"{self._trials[x.config['trial']].name} {_progress(x, self._score)}"
       for x in trials
       if x.status == "RUNNING"
     ]
@@ -237,16 +243,13 @@ class _Progress(tune.Callback):
     words = [f"{self._ended}/{len(self._trials)}", trial.name, trial.label]
     if error:
       self.errors[trial.name] = f"failed: {error}".replace("|", "/")
-    end = self.errors.get(trial.name) or _progress(tune_trial)
+    end = self.errors.get(trial.name) or _progress(tune_trial, self._score)
     print(f"{' '.join(words).strip()}: {end}", file=sys.stderr, flush=True)
 
 
-def _progress(tune_trial: Any) -> str:
-  result = {
-    "env_steps": 0,
-    "episode_return": _NO_RETURN,
-    **tune_trial.last_result,
-  }
-  value = result["episode_return"]
-  text = f"return {value:.1f}" if value > _NO_RETURN else "no return yet"
+def _progress(tune_trial: Any, score: str) -> str:
+  result = {"env_steps": 0, score: _NO_SCORE, **tune_trial.last_result}
+  value = result[score]
+  title = "return" if score == "episode_return" else score
+  text = f"{title} {value:.4g}" if value > _NO_SCORE else f"no {title} yet"
   return f"{text} after {result['env_steps']:,} env steps"

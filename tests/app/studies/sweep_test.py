@@ -38,6 +38,7 @@ SEARCH = "learning_rate=log:1e-4..1e-2,entropy_cost=0.001|0.01"
     (["ppo --seed 3", "--search", SEARCH], "found --seed"),
     (["impala --role actor", "--search", SEARCH], "found --role"),
     (["ppo --help", "--search", SEARCH], "expected no --help"),
+    (["ppo", "--search", SEARCH, "--score", "won"], "with --log-info in EXP"),
   ],
 )
 def test_wrong_options_are_refused_before_ray_starts(
@@ -127,17 +128,36 @@ class FakePool:
       folder = self.run_dir / x.name
       folder.mkdir(parents=True)
       line = {"env_steps": 400, "wall_seconds": 1.0, "episode_return": float(k)}
+      line["info_won"] = 1 - k / 4
       (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     names = {x.name for x in trials}
     return {k: f"failed: {x}" for k, x in self._failed.items() if k in names}
 
 
-def run_search(tmp_path, failed):
-  options = sweep.Options(experiment="ppo", trials=2, seeds=3, total_steps=400)
+def run_search(tmp_path, failed, score="episode_return"):
+  options = sweep.Options(
+    experiment="ppo", trials=2, seeds=3, total_steps=400, score=score
+  )
   values = [{"learning_rate": "0.1"}, {"learning_rate": "0.2"}]
   words = ["ppo", "--total-steps", "400"]
   pool = FakePool(tmp_path, failed)
   return sweep._search(options, words, values, "CartPole-v1", pool)
+
+
+def test_a_score_is_a_metric_that_the_trials_have():
+  assert sweep._score("episode_return", ()) == "episode_return"
+  assert sweep._score("a/won", ("b", "a/won")) == "info_a/won"
+  assert sweep._score("info_b", ("b",)) == "info_b"
+
+
+def test_trials_are_ranked_by_the_score(tmp_path):
+  assert run_search(tmp_path, {}, "info_won") == 0
+  table, sentences = (tmp_path / "sweep.md").read_text().split("\n\n")
+  titles, _, first, second = table.splitlines()
+  assert "| won |" in titles
+  assert "| 000 | 0.1 | 1 |" in first and "| 001 | 0.2 | 0.75 |" in second
+  assert "mean won 0.75 (1 0.75 0.5) with seeds 1 to 3" in sentences
+  assert "best: learning_rate=0.1" in sentences
 
 
 def test_if_all_trials_fail_none_is_the_best(tmp_path, capsys):
