@@ -223,9 +223,10 @@ def test_json_lines_of_a_resumed_run_are_appended(tmp_path):
 
 
 def read_events(run_dir):
+  """Returns step and value of each summary, a message of tensorboardX."""
   from tensorboardX.proto import event_pb2
 
-  scalars = []
+  values = []
   (path,) = run_dir.glob("events.out.tfevents.*")
   data = path.read_bytes()
   while data:
@@ -233,11 +234,12 @@ def read_events(run_dir):
     length = int.from_bytes(data[:8], "little")
     event = event_pb2.Event.FromString(data[12 : 12 + length])
     data = data[16 + length :]
-    scalars += [
-      (value.tag, event.step, value.simple_value)
-      for value in event.summary.value
-    ]
-  return scalars
+    values += [(event.step, value) for value in event.summary.value]
+  return values
+
+
+def read_scalars(run_dir):
+  return [(x.tag, step, x.simple_value) for step, x in read_events(run_dir)]
 
 
 def test_tensorboard_has_scalars_against_env_steps(tmp_path):
@@ -246,10 +248,57 @@ def test_tensorboard_has_scalars_against_env_steps(tmp_path):
   sink.write({"env_steps": np.int64(1280), "loss": np.nan, "lag": 3})
   sink.close()
   sink.close()
-  assert read_events(tmp_path) == [
+  assert read_scalars(tmp_path) == [
     ("loss/loss", 640, 0.5),
     ("run/lag", 1280, 3.0),
   ]
+
+
+def test_tensorboard_compares_runs_by_their_settings(tmp_path):
+  from tensorboardX.proto import plugin_hparams_pb2
+
+  values = {
+    "learning_rate": 0.5,
+    "epochs": 3,
+    "recurrent": False,
+    "env": "Pong-v5",
+    "hidden_sizes": [64, 64],
+    "limit": float("inf"),
+  }
+  sink = events.TensorBoard(tmp_path, values)
+  sink.write({"env_steps": 1})
+  sink.write({"env_steps": 2, "lag": 3})
+  sink.close()
+  (_, summary), (_, scalar) = read_events(tmp_path)
+  assert scalar.tag == "run/lag"
+  assert summary.tag == "_hparams_/session_start_info"
+  assert summary.metadata.plugin_data.plugin_name == "hparams"
+  content = summary.metadata.plugin_data.content
+  start = plugin_hparams_pb2.HParamsPluginData.FromString(content)
+  hparams = start.session_start_info.hparams
+  numbers = {k: hparams[k].number_value for k in ("learning_rate", "epochs")}
+  assert numbers == {"learning_rate": 0.5, "epochs": 3.0}
+  assert hparams["recurrent"].WhichOneof("kind") == "bool_value"
+  texts = [hparams[k].string_value for k in ("env", "hidden_sizes", "limit")]
+  assert texts == ["Pong-v5", "[64, 64]", "Infinity"]
+  assert len(hparams) == len(values)
+
+
+def test_tensorboard_has_videos_as_images(tmp_path):
+  videos = collections.deque()
+  sink = events.TensorBoard(tmp_path, videos=videos)
+  sink.write({"env_steps": 5})
+  videos.append(metrics.Video(3, (20, 30), b"GIF89a-first"))
+  sink.write({"env_steps": 9})
+  videos.append(metrics.Video(9, (20, 30), b"GIF89a-second"))
+  sink.close()  # The last evaluation ends after the last line.
+  assert not videos
+  images = [(step, x.tag, x.image) for step, x in read_events(tmp_path)]
+  assert [step for step, *_ in images] == [3, 9]
+  assert {tag for _, tag, _ in images} == {"episode/evaluation_video"}
+  (_, _, first), _ = images
+  assert (first.height, first.width) == (20, 30)
+  assert first.encoded_image_string == b"GIF89a-first"
 
 
 def test_entries_of_info_are_in_the_group_of_episodes(tmp_path):
@@ -257,7 +306,7 @@ def test_entries_of_info_are_in_the_group_of_episodes(tmp_path):
   line = {"info_a/b": 0.5, "evaluation_info_a/b": 0.25, "env_steps": 1}
   sink.write(line)
   sink.close()
-  assert [tag for tag, *_ in read_events(tmp_path)] == [
+  assert [tag for tag, *_ in read_scalars(tmp_path)] == [
     "episode/info_a/b",
     "episode/evaluation_info_a/b",
   ]

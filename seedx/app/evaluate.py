@@ -80,20 +80,22 @@ def _evaluate(options: Options) -> int:
   seed = seeds_lib.evaluation_seed(policy.seed, number)
   player = evaluator.Evaluator(policy.agent, config)
   if options.video:
-    frames = videos.record(policy, player, seed, options.video)
+    frames = videos.record(
+      policy.env, policy.acting, player, seed, options.video
+    )
     print(f"{frames} frames of an episode are in {options.video}", flush=True)
   played = player.play(policy.acting, seed)
   summary = statistics.summary(played.returns)
+  info = statistics.info_means(policy.env.log_info, played.info)
   result = {
     "env_steps": policy.env_steps,
-  info = statistics.info_means(policy.env.log_info, played.info)
     "greedy": options.greedy,
     "seed": options.seed,
     **summary,
     "cut": played.cut,
+    **info,
     "returns": played.returns.tolist(),
   }
-    **info,
   print(
     f"{policy.env.env} after {policy.env_steps:,} env steps:"
     f" {statistics.in_words(summary)}{statistics.info_in_words(info)}"

@@ -1,5 +1,6 @@
 """Training in a run directory: everything around a pipeline while it runs."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -81,6 +82,11 @@ class Config(checkpointer.Config, evaluations.Config):
           f"expected {name} without a NUL character, found"
           f" {getattr(self, name)!r}"
         )
+    if self.record_video and not self.evaluate_every_steps:
+      raise types.ConfigError(
+        "expected --record-video with --evaluate-every-steps, whose evaluations"
+        " it records, found it alone; add --evaluate-every-steps 100000"
+      )
 
   @property
   def resumed(self) -> str:
@@ -397,7 +403,9 @@ def _lead(
         if _is_solved(trainer.acted, evaluation, files.stop_at):
           context.stop.set()
 
-      sinks = _sinks(config, files, run_dir, work.others_join, loggers)
+      videos = evaluation.videos if evaluation else None
+      board = _tensorboard(run_dir, record, videos)
+      sinks = _sinks(config, files, run_dir, work.others_join, loggers, board)
       # Closing the sinks may take long, so the last checkpoint comes first.
       with watch.closing(sinks), _rescued(saver, context.hosts, watch):
         last = running.run(
@@ -560,15 +568,14 @@ def _sinks(
   run_dir: pathlib.Path,
   others_join: bool,
   loggers: Sequence[metrics.Sink],
+  board: metrics.Sink,
 ) -> Sequence[metrics.Sink]:
   """Makes the sinks of metrics; a failing sink does not end the run."""
-  from seedx.metrics import events  # It loads tensorboardX.
-
   sinks = [
     metrics.Background(
       run_dirs.METRICS, metrics.JsonLines(run_dir / run_dirs.METRICS)
     ),
-    metrics.Background("TensorBoard's events", events.TensorBoard(run_dir)),
+    metrics.Background("TensorBoard's events", board),
     *(
       metrics.Background(type(x).__qualname__, x, _LOGGER_SECONDS)
       for x in loggers
@@ -585,6 +592,23 @@ def _sinks(
     )
     sinks.append(metrics.Background("the progress", console))
   return sinks
+
+
+def _tensorboard(
+  run_dir: pathlib.Path,
+  record: run_dirs.Config,
+  videos: "collections.deque[metrics.Video] | None",
+) -> metrics.Sink:
+  """Makes the sink of TensorBoard, with the settings that distinguish runs."""
+  from seedx.metrics import events  # It loads tensorboardX.
+
+  settings = {
+    name: value
+    for name, value in record.options.items()
+    if name in ("env", "seed") or name not in record.unlabelled
+  }
+  settings["experiment"] = record.name
+  return events.TensorBoard(run_dir, settings, videos)
 
 
 def _draw(env: str, name: str, run_dir: pathlib.Path) -> None:
@@ -633,7 +657,8 @@ def _check_free(run_dir: str | os.PathLike[str]) -> None:
       f"--run-dir {str(run_dir)!r} already has a run; {remedy}, or choose"
       " another directory"
     )
-  files_lib.check_free(run_dir, {*run_dirs.FILES, checkpointer.DIRECTORY})
+  folders = checkpointer.DIRECTORY, run_dirs.VIDEOS
+  files_lib.check_free(run_dir, {*run_dirs.FILES, *folders})
 
 
 def _check_total(

@@ -1,19 +1,22 @@
 """Videos of a policy, from the frames that its environment renders."""
 
+import contextlib
+import io
 import itertools
+import math
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Iterator
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from typing import IO, Any
 
 import gymnasium
 import numpy as np
 from gymnasium.envs import registration
 
-from seedx import envs, types
+from seedx import envs, metrics, types
 from seedx.acting import evaluator
-from seedx.app.runs import policies
 from seedx.envs import rendering
 
 # The rate for an environment without `render_fps`.
@@ -21,6 +24,11 @@ _FRAMES_PER_SECOND = 30.0
 _EMULATOR_FRAMES_PER_SECOND = 60.0
 # Longer videos are cut.
 _MAX_SECONDS = 60
+# Limits of a video during training, which is in memory: its frames together
+# take at most 46 MB.
+_SMALL_SECONDS = 30
+_SMALL_FRAMES_PER_SECOND = 15
+_SMALL_SIDE = 320
 
 
 def check(path: str, env: envs.Config) -> None:
@@ -45,7 +53,11 @@ def check(path: str, env: envs.Config) -> None:
 
 
 def record(
-  policy: policies.Policy, player: evaluator.Evaluator, seed: int, path: str
+  env: envs.Config,
+  acting: types.Tree,
+  player: evaluator.Evaluator,
+  seed: int,
+  path: str,
 ) -> int:
   """Plays an episode and writes its frames to a video file; see `check`.
 
@@ -57,17 +69,15 @@ def record(
   Raises:
     types.ConfigError: the file is not writable.
   """
-  environment = envs.make(policy.env, 1, seed=seed, render=True)
-  rate = frames_per_second(policy.env.env, environment.spec.frames_per_step)
-  count = 0
+  environment = envs.make(env, 1, seed=seed, render=True)
+  rate = frames_per_second(env.env, environment.spec.frames_per_step)
+  maximum, count = math.ceil(_MAX_SECONDS * rate), 0
 
   def frames() -> Iterator[np.ndarray]:
     nonlocal count
-    for rows in player.steps(policy.acting, seed, environment):
+    for frame in _frames(player, acting, seed, environment, maximum):
       count += 1
-      yield environment.render()
-      if count >= _MAX_SECONDS * rate or not np.isnan(rows.episode_return[0]):
-        return
+      yield frame
 
   write = _write_gif if path.lower().endswith(".gif") else _write_mp4
   try:
@@ -77,6 +87,62 @@ def record(
   finally:
     environment.close()
   return count
+
+
+def record_small(
+  env: envs.Config,
+  acting: types.Tree,
+  player: evaluator.Evaluator,
+  seed: int,
+  env_steps: int,
+  stop: threading.Event,
+) -> metrics.Video:
+  """Plays an episode during training, and returns its video.
+
+  The video has at most 15 frames per second, whose longer side has at most 320
+  pixels, and ends after 30 seconds or when `stop` is set.
+
+  Args:
+    env: the environment, which can be rendered.
+    acting: acting parameters.
+    player: evaluator whose steps are played.
+    seed: seed of the environment and of the agent's random numbers.
+    env_steps: env steps of the run at the checkpoint.
+    stop: event that ends the video early.
+  """
+  environment = envs.make(env, 1, seed=seed, render=True)
+  with contextlib.closing(environment):
+    rate = frames_per_second(env.env, environment.spec.frames_per_step)
+    stride = math.ceil(rate / _SMALL_FRAMES_PER_SECOND)
+    maximum = math.ceil(_SMALL_SECONDS * rate)
+    frames = _frames(
+      player, acting, seed, environment, maximum, stride, stop.is_set
+    )
+    content = io.BytesIO()
+    size = _write_gif(content, frames, rate / stride, _SMALL_SIDE)
+  return metrics.Video(env_steps, size, content.getvalue())
+
+
+def _frames(
+  player: evaluator.Evaluator,
+  acting: types.Tree,
+  seed: int,
+  environment: envs.Environment,
+  maximum: int,
+  stride: int = 1,
+  stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[np.ndarray]:
+  """Yields every `stride`th frame of an episode of at most `maximum` steps.
+
+  The last frame is that at the end, or the first one after `stopped`.
+  """
+  for step, rows in enumerate(player.steps(acting, seed, environment)):
+    is_cut = step + 1 >= maximum or stopped()
+    has_ended = is_cut or not np.isnan(rows.episode_return[0])
+    if step % stride == 0 or has_ended:
+      yield environment.render()
+    if has_ended:
+      return
 
 
 def frames_per_second(env: str, frames_per_step: int = 1) -> float:
@@ -96,17 +162,35 @@ def frames_per_second(env: str, frames_per_step: int = 1) -> float:
     return _FRAMES_PER_SECOND
 
 
-def _write_gif(path: str, frames: Iterator[np.ndarray], rate: float) -> None:
+def _write_gif(
+  file: str | IO[bytes],
+  frames: Iterator[np.ndarray],
+  rate: float,
+  max_side: int | None = None,
+) -> tuple[int, int]:
+  """Writes a .gif; returns the height and the width of its frames.
+
+  Frames with a side above `max_side` are made smaller.
+  """
   from PIL import Image  # Only .gif files need Pillow.
 
-  images = map(Image.fromarray, frames)
-  next(images).save(
-    path,
+  def image(frame: np.ndarray) -> Image.Image:
+    made = Image.fromarray(frame)
+    if max_side is not None:
+      made.thumbnail((max_side, max_side))
+    return made
+
+  images = map(image, frames)
+  first = next(images)
+  first.save(
+    file,
+    format="GIF",
     save_all=True,
     append_images=images,
     duration=round(1000 / rate),
     loop=0,
   )
+  return first.height, first.width
 
 
 def _write_mp4(path: str, frames: Iterator[np.ndarray], rate: float) -> None:

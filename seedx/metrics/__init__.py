@@ -27,12 +27,13 @@ from seedx.metrics.sinks import (
   Line,
   Sink,
   Value,
+  Video,
 )
 
 __all__ = [
   "MICRO_BATCHES",
-  "OF_SEED",
   "OF_INFO",
+  "OF_SEED",
   "WAIT_ENVIRONMENTS",
   "WAIT_EXPERIENCE",
   "WAIT_LEARNER",
@@ -46,6 +47,7 @@ __all__ = [
   "MeanOfSeeds",
   "Sink",
   "Value",
+  "Video",
   "Waits",
   "bottleneck",
   "is_number",

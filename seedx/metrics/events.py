@@ -1,13 +1,17 @@
 """TensorBoard's event files. Only runs load this module and tensorboardX."""
 
+import collections
 import contextlib
+import json
+import math
 import os
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tensorboardX import record_writer
-from tensorboardX.proto import event_pb2, summary_pb2
+from tensorboardX.proto import event_pb2, plugin_hparams_pb2, summary_pb2
 
 from seedx import files
 from seedx.metrics import sinks
@@ -36,6 +40,9 @@ _GROUPS = {
   "replay": ("replay", "priorit"),
   "time": ("steps_per_second", "wall_", "acting_wait", "learning_wait"),
 }
+# TensorBoard shows the values of this tag in its tab HPARAMS.
+_HPARAMS_TAG = "_hparams_/session_start_info"
+_VIDEO_TAG = "episode/evaluation_video"
 # Shortest time between two flushes, and from an error to the next try.
 _FLUSH_SECONDS = 10.0
 
@@ -43,9 +50,22 @@ _FLUSH_SECONDS = 10.0
 class TensorBoard:
   """A Sink that writes TensorBoard scalars against `env_steps`."""
 
-  def __init__(self, run_dir: str | os.PathLike[str]) -> None:
-    """Prepares event files in `run_dir`; the first line creates one."""
+  def __init__(
+    self,
+    run_dir: str | os.PathLike[str],
+    hyperparameters: Mapping[str, Any] | None = None,
+    videos: "collections.deque[sinks.Video] | None" = None,
+  ) -> None:
+    """Prepares event files in `run_dir`; the first line creates one.
+
+    Args:
+      run_dir: directory of the run.
+      hyperparameters: values of settings by name, as JSON; None for none.
+      videos: videos to write, which other threads append; None for none.
+    """
     self._folder = files.Folder(run_dir)
+    self._hyperparameters = hyperparameters
+    self._videos = collections.deque() if videos is None else videos
     self._writer: Any = None
     self._flushed_seconds = 0.0
     self._name, self._flushed = "", False
@@ -57,7 +77,6 @@ class TensorBoard:
 
     A tag is the group and the name of a metric, such as `loss/loss_value`.
     """
-    now = time.time()
     if self._failure is not None and time.monotonic() < self._retry_seconds:
       raise self._failure  # Fewer retries leave fewer empty files.
     values = {
@@ -71,16 +90,17 @@ class TensorBoard:
         for name, value in values.items()
       ]
     )
-    event = event_pb2.Event(
-      wall_time=now, step=sinks.finite(line["env_steps"]), summary=summary
-    )
+    step = sinks.finite(line["env_steps"])
     try:
       if self._writer is None:
         self._flushed = False
         self._writer = self._new_writer()
-        first = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
-        self._writer.write(first.SerializeToString())
-      self._writer.write(event.SerializeToString())
+        self._add(event_pb2.Event(file_version="brain.Event:2"))
+        if self._hyperparameters:
+          summary_of_all = _hparams(self._hyperparameters)
+          self._add(event_pb2.Event(summary=summary_of_all))
+      self._add(event_pb2.Event(step=step, summary=summary))
+      self._add_videos()
       if time.monotonic() - self._flushed_seconds >= _FLUSH_SECONDS:
         self._writer.flush()
         self._flushed, self._flushed_seconds = True, time.monotonic()
@@ -100,7 +120,26 @@ class TensorBoard:
   def close(self) -> None:
     """Writes pending events and closes the file."""
     if self._writer is not None:
+      self._add_videos()
       self._writer.close()
+
+  def _add(self, event: Any) -> None:
+    event.wall_time = time.time()
+    self._writer.write(event.SerializeToString())
+
+  def _add_videos(self) -> None:
+    while self._videos:
+      video = self._videos.popleft()
+      height, width = video.size
+      image = summary_pb2.Summary.Image(
+        height=height,
+        width=width,
+        colorspace=3,  # RGB.
+        encoded_image_string=video.gif,
+      )
+      value = summary_pb2.Summary.Value(tag=_VIDEO_TAG, image=image)
+      summary = summary_pb2.Summary(value=[value])
+      self._add(event_pb2.Event(step=video.env_steps, summary=summary))
 
   def _new_writer(self) -> Any:
     # The name is unique, even if a run is started twice in a second.
@@ -111,6 +150,30 @@ class TensorBoard:
     with self._folder.open(self._name, "x") as file:
       # A SummaryWriter would block for ever once its thread cannot write.
       return record_writer.RecordWriter(f"/dev/fd/{file.fileno()}")
+
+
+def _hparams(values: Mapping[str, Any]) -> Any:
+  """Returns the summary with which the tab HPARAMS compares runs.
+
+  Without a summary of the experiment, TensorBoard compares all settings and
+  all scalars that it finds in any run.
+  """
+  start = plugin_hparams_pb2.SessionStartInfo(start_time_secs=time.time())
+  for name, value in values.items():
+    if isinstance(value, bool):
+      start.hparams[name].bool_value = value
+    elif isinstance(value, int | float) and math.isfinite(value):
+      start.hparams[name].number_value = value
+    else:
+      text = value if isinstance(value, str) else json.dumps(value)
+      start.hparams[name].string_value = text
+  content = plugin_hparams_pb2.HParamsPluginData(session_start_info=start)
+  plugin_data = summary_pb2.SummaryMetadata.PluginData(
+    plugin_name="hparams", content=content.SerializeToString()
+  )
+  metadata = summary_pb2.SummaryMetadata(plugin_data=plugin_data)
+  value = summary_pb2.Summary.Value(tag=_HPARAMS_TAG, metadata=metadata)
+  return summary_pb2.Summary(value=[value])
 
 
 def _tag(name: str) -> str:

@@ -11,7 +11,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +25,20 @@ Line = Mapping[str, Value]
 _MAX_WAITING = 100
 # Longest wait at the end of a run for a sink to write the remaining lines.
 _PATIENCE_SECONDS = 10.0
+
+
+class Video(NamedTuple):
+  """A video of an episode of the policy.
+
+  Attributes:
+    env_steps: env steps of the run at the policy's checkpoint.
+    size: height and width of a frame.
+    gif: content of a .gif file.
+  """
+
+  env_steps: int
+  size: tuple[int, int]
+  gif: bytes
 
 
 class Sink(Protocol):

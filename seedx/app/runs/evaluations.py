@@ -1,20 +1,25 @@
 """Evaluations of a run during training."""
 
+import collections
 import dataclasses
 import json
 import pathlib
 import sys
 import threading
+import time
 from collections.abc import Mapping
 
 from seedx import envs, files, metrics, types
 from seedx.acting import evaluator
 from seedx.app.runs import run_dirs, statistics
+from seedx.envs import rendering
 from seedx.runtime import process
 from seedx.runtime import seeds as seeds_lib
 
 # Seconds to wait for a cancelled evaluation.
 _CANCEL_SECONDS = 2.0
+# Number of videos that may wait for TensorBoard's sink.
+_MAX_VIDEOS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +30,7 @@ class Config:
     evaluate_every_steps: env steps between two evaluations; 0 for none. The
       first evaluation is at the start, the last at the end.
     evaluate_episodes: number of greedy episodes per evaluation.
+    record_video: whether each evaluation records a video of one episode.
   """
 
   evaluate_every_steps: int = types.setting(
@@ -33,6 +39,7 @@ class Config:
   evaluate_episodes: int = types.setting(
     10, changes="resume", labels=False, low=1, high=2**16
   )
+  record_video: bool = types.setting(False, changes="resume", labels=False)
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a setting that is out of range."""
@@ -57,6 +64,7 @@ class Periodic:
   Attributes:
     means: mean returns, by the env steps of the evaluated parameters.
     words: summary of the last evaluation; empty before the first.
+    videos: the newest videos, until TensorBoard's sink writes them.
   """
 
   def __init__(
@@ -65,8 +73,15 @@ class Periodic:
     """Makes an evaluator, which plays nothing yet.
 
     Raises:
-      types.ConfigError: the agent has no `greedy` step.
+      types.ConfigError: the agent has no `greedy` step, or videos are to be
+        recorded of an environment that cannot be rendered.
     """
+    self.videos = collections.deque[metrics.Video](maxlen=_MAX_VIDEOS)
+    if config.record_video:
+      try:
+        rendering.check_render(run.env)
+      except types.ConfigError as error:
+        raise types.ConfigError(f"{error}; leave out --record-video") from error
     self._line: Mapping[str, metrics.Value] = {}
     self.means: dict[int, float] = {}
     self.words = ""
@@ -157,6 +172,7 @@ class Periodic:
       played = self._evaluator.play(acting, seed, self._stop)
       if self._stop.is_set():
         return
+      recorded = self._record(env_steps, acting, seed)
       summary = statistics.summary(played.returns)
       info = statistics.info_means(self._env.log_info, played.info)
       line = {"env_steps": env_steps, **summary, "cut": played.cut, **info}
@@ -169,8 +185,32 @@ class Periodic:
       self._line = {
         "evaluation_return": summary["mean"],
         **{f"evaluation_{name}": mean for name, mean in info.items()},
+        **recorded,
       }
       self.means[env_steps] = summary["mean"]
       self.words = statistics.in_words(summary) + statistics.info_in_words(info)
     except BaseException as failure:
       self._failure = failure
+
+  def _record(
+    self, env_steps: int, acting: types.Tree, seed: int
+  ) -> Mapping[str, float]:
+    """Records a video of the first episode; returns the metric of its time."""
+    if not self._config.record_video:
+      return {}
+    from seedx.app import videos  # It imports Gymnasium.
+
+    started = time.monotonic()
+    video = videos.record_small(
+      self._env, acting, self._evaluator, seed, env_steps, self._stop
+    )
+    if self._stop.is_set():
+      return {}
+    self.videos.append(video)
+    folder, name = self._folder.folder(run_dirs.VIDEOS), f"{env_steps}.gif"
+    try:
+      folder.make().write(name, video.gif)
+    except OSError as error:  # For example, a full disk.
+      path = folder / name
+      print(f"cannot write {str(path)!r} ({error.strerror})", file=sys.stderr)
+    return {"video_seconds": time.monotonic() - started}

@@ -57,7 +57,8 @@ def remove_files(run_dir: str | os.PathLike[str]) -> None:
   folder = files.Folder(run_dir)
   for name in run_dirs.FILES:
     folder.remove(name)
-  folder.remove_folder(checkpointer.DIRECTORY)
+  for name in (checkpointer.DIRECTORY, run_dirs.VIDEOS):
+    folder.remove_folder(name)
 
 
 def _saved(run_dir: str | os.PathLike[str]) -> list[int]:

@@ -32,6 +32,8 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 CURVE = "learning_curve.png"
+# Directory of the videos of a run's evaluations.
+VIDEOS = "videos"
 FILES = (CONFIG, METRICS, EVALUATIONS, CURVE)
 # Limits of a search for runs: levels of directories, and directories of each.
 _MAX_DEPTH = 3
