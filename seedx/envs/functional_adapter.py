@@ -2,7 +2,8 @@
 
 import functools
 import threading
-from typing import NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import dm_env
 import jax
@@ -56,7 +57,8 @@ class FunctionalEnvironment:
       self._start = jax.jit(lambda: _init(environment, num_envs, seed))
       self._state = self._start()
     self._program = jax.jit(
-      functools.partial(_stepped, environment), donate_argnums=0
+      functools.partial(_stepped, environment, self.spec.log_info),
+      donate_argnums=0,
     )
     self._return = np.zeros(num_envs, np.float32)
     # Rows that `recv` has not returned yet.
@@ -111,15 +113,15 @@ class FunctionalEnvironment:
     padded = np.pad(index, (0, padding), constant_values=self.num_envs)
     action = np.concatenate([action, np.repeat(action[:1], padding, axis=0)])
     with jax.default_device(self._device):
-      self._state, timestep = self._program(self._state, padded, action)
+      self._state, *rows = self._program(self._state, padded, action)
     # The caller of `recv` owns the arrays, so they are copies.
-    timestep = jax.tree.map(lambda x: np.array(x[: len(index)]), timestep)
+    timestep, info = jax.tree.map(lambda x: np.array(x[: len(index)]), rows)
     first = timestep.step_type == int(dm_env.StepType.FIRST)
     last = timestep.step_type == int(dm_env.StepType.LAST)
     total = np.where(first, 0, self._return[index] + timestep.reward)
     self._return[index] = total
     episode_return = np.where(last, total, np.nan).astype(np.float32)
-    return types.Rows(index, timestep, episode_return)
+    return types.Rows(index, timestep, episode_return, info)
 
 
 class _State(NamedTuple):
@@ -138,34 +140,57 @@ def _init(
 
 def _stepped(
   environment: functional.Environment,
+  log_info: Sequence[str],
   state: _State,
   index: jax.Array,
   action: jax.Array,
-) -> tuple[_State, dm_env.TimeStep]:
+) -> tuple[_State, dm_env.TimeStep, types.Tree]:
   """Steps the environments with the indices `[B]`; the index N is padding."""
   inner, keys, time = jax.tree.map(lambda x: x[index], state)
   inner, timestep = functional.step(environment, inner, action, keys, time)
+  info = functional.last_info(environment, inner, timestep, log_info)
   state = jax.tree.map(
     lambda old, new: old.at[index].set(new, mode="drop"),
     state,
     _State(inner, keys, time + 1),
   )
-  return state, timestep
+  return state, timestep, info
 
 
 def _spec(
   config: env_config.Config, environment: functional.Environment
 ) -> types.EnvironmentSpec:
   if config.log_info:
-    raise types.ConfigError(
-      f"{config.env}: expected no log_info for an environment of JAX functions,"
-      f" which has no info, found {', '.join(config.log_info)}: leave it out,"
-      " or use a gymnasium.Env whose info has these entries"
-    )
+    _check_log_info(config, environment)
   observation, _ = observations.joined_spec(
     config, environment.observation, {}, lambda name, leaf: leaf
   )
   return observations.environment_spec(config, observation, environment.action)
+
+
+def _check_log_info(config: env_config.Config, environment: Any) -> None:
+  """Raises types.ConfigError unless `log_info` names numbers of `info`."""
+  if not hasattr(environment, "info"):
+    raise types.ConfigError(
+      f"{config.env}: expected no log_info for an environment without info,"
+      f" found {', '.join(config.log_info)}: leave it out, or give an"
+      " environment of yours the method info(state) -> {name: number}"
+    )
+  try:
+    info = jax.eval_shape(
+      lambda key: environment.info(environment.init(key)), jax.random.key(0)
+    )
+  except Exception as error:  # A user's function may raise anything.
+    raise types.ConfigError(
+      f"{config.env}: info raises {env_config.in_one_line(error)}"
+    ) from error
+  numbers = [k for k, x in trees.named_leaves(info) if x.shape == ()]
+  for name in config.log_info:
+    if name not in numbers:
+      raise types.ConfigError(
+        f"{config.env}: info has no number {name!r} for --log-info. "
+        + env_config.suggestion(name, numbers)
+      )
 
 
 def _select(rows: types.Rows, index: slice | np.ndarray) -> types.Rows:

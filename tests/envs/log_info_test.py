@@ -1,15 +1,39 @@
 """Entries of the last `info` of users' and EnvPool's episodes."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from seedx import envs, types
+from seedx.envs import functional
 from seedx.envs.processes import restarts
 from tests.envs import own_envs_test
 
 fork_server, workers = own_envs_test.fork_server, own_envs_test.workers
 start, config_of = own_envs_test.start, own_envs_test.config_of
 NAN = np.nan
+
+
+class Informing(functional.CartPole):
+  """CartPole with an `info`."""
+
+  def __init__(self, fails=False):
+    super().__init__()
+    self._fails = fails
+
+  def info(self, state):
+    if self._fails:
+      raise ValueError("no info")
+    last = {"steps": state.time}
+    return {"last": last, "over": state.over, "shape": jnp.zeros(2)}
+
+
+def make_jax(fails=False):
+  return Informing(fails)
+
+
+def jax_config(*keys, **options):
+  return envs.Config(f"jax:{__name__}:make_jax", options, log_info=keys)
 
 
 def played(environment, steps):
@@ -106,7 +130,13 @@ def test_a_wrong_entry_ends_the_run_in_one_line_without_restarts(
     (config_of("counting_dm", log_info=("a",)), "no info, found a: .*Env"),
     (envs.Config("Pong-v5", log_info=("live",)), "'live'.*Did you mean lives"),
     (envs.Config("Pong-v5", log_info=("ram",)), "no number 'ram'"),
-    (envs.Config("seedx:Catch", log_info=("a",)), "which has no info, found a"),
+    (
+      envs.Config("seedx:Catch", log_info=("a",)),
+      "without info, found a: .*st",
+    ),
+    (jax_config("time"), r"'time' .* Known: last/steps, over\."),
+    (jax_config("shape"), "no number 'shape'"),
+    (jax_config("over", fails=True), "info raises ValueError: no info"),
     (envs.Config("Pong-v5", log_info=("lives",) * 2), "different entries"),
   ],
 )
@@ -132,6 +162,23 @@ def test_envpools_entries_are_those_of_whole_games():
     environment.send(rows.index, np.ones(2, int))
   environment.close()
   assert ended
+
+
+def test_an_environment_of_jax_functions_has_entries_of_its_state():
+  environment = envs.make(jax_config("last/steps", "over"), 3, batch_size=2)
+  environment.reset()
+  lengths, ended = np.zeros(3), 0
+  for _ in range(60):
+    rows = environment.recv()
+    first = rows.timestep.step_type == 0
+    lengths[rows.index] = np.where(first, 0, lengths[rows.index] + 1)
+    last = rows.timestep.step_type == 2
+    expected = np.stack([lengths[rows.index], np.ones(2)], axis=1)
+    expected[~last] = NAN
+    np.testing.assert_array_equal(rows.info, expected)
+    ended += np.count_nonzero(last)
+    environment.send(rows.index, np.zeros(2, int))
+  assert ended > 3
 
 
 def test_without_entries_rows_have_no_column():

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from tests import conftest, programs, running
+from tests.envs import log_info_test
 from tests.pipelines import pipelines_test
 
 compiled_once = programs.compiled_once
@@ -36,3 +37,16 @@ def test_the_mean_of_an_entry_arrives_from_the_same_episodes_as_the_return(
   acted = made.process.acted
   assert acted.info[STEPS].count == acted.lengths.count == last["episodes"]
   assert acted.info[STEPS].mean() == acted.lengths.mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_an_environment_of_jax_functions_may_have_info(seeds, tmp_path):
+  config = pipelines_test.config_of("anakin", "a2c", tmp_path)
+  env = log_info_test.jax_config("over", "last/steps")
+  made = running.Own(
+    dataclasses.replace(config, env=env, num_seeds=seeds, updates_per_call=2)
+  )
+  last = made.run()
+  assert last["info_last/steps"] == last["episode_length"] > 5
+  assert last["info_over"] == 1.0

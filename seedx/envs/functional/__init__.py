@@ -14,6 +14,7 @@ from seedx.envs.functional.episodic import (
   State,
   init,
   keys,
+  last_info,
   step,
 )
 from seedx.envs.functional.minatar import Asterix, Breakout
@@ -34,6 +35,7 @@ __all__ = [
   "State",
   "init",
   "keys",
+  "last_info",
   "make",
   "step",
 ]

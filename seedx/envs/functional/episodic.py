@@ -1,6 +1,7 @@
 """Environments as pure functions, and a base class that handles episodes."""
 
 import abc
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import dm_env
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import types
+from seedx import trees, types
 
 
 class Environment(Protocol):
@@ -38,6 +39,10 @@ class Environment(Protocol):
       The next state, and the time step: `[]` uint8 `step_type`, `[]` float32
       `reward` and `discount`, and an observation without batch axes.
     """
+
+  # An environment may also have `info(state)`, which returns numbers `[]` by
+  # name, or nested dicts of them. Their values after an episode's last step are
+  # metrics, see `log_info` of `envs.Config`.
 
 
 class Outcome(NamedTuple):
@@ -131,6 +136,28 @@ def keys(seed: int | jax.Array, num_envs: int) -> jax.Array:
 def init(environment: Environment, rng_keys: jax.Array) -> types.Tree:
   """Returns initial states, `[N, ...]`, from random keys, `[N]`."""
   return jax.vmap(environment.init)(rng_keys)
+
+
+def last_info(
+  environment: Any,
+  state: types.Tree,
+  timestep: dm_env.TimeStep,
+  log_info: Sequence[str],
+) -> types.Tree:
+  """Returns `types.Rows.info` after a step.
+
+  Args:
+    environment: functions of each environment, with `info`.
+    state: `[B, ...]` states after the step.
+    timestep: `[B, ...]` time steps.
+    log_info: names of the entries.
+  """
+  if not log_info:
+    return ()
+  info = dict(trees.named_leaves(jax.vmap(environment.info)(state)))
+  values = [jnp.asarray(info[name], jnp.float32) for name in log_info]
+  last = timestep.step_type == int(dm_env.StepType.LAST)
+  return jnp.where(last[:, None], jnp.stack(values, axis=-1), jnp.nan)
 
 
 def step(

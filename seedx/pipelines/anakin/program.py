@@ -42,12 +42,14 @@ class Step(NamedTuple):
     episode_length: `[N]` int32, env steps of the episode so far.
     env_steps: `[]` int32, number of environments that took a step; the others
       were reset.
+    info: `[N, E]` float32, see `types.Rows`.
   """
 
   unroll: types.Unroll
   episode_return: jax.Array
   episode_length: jax.Array
   env_steps: jax.Array
+  info: types.Tree
 
 
 class State(NamedTuple):
@@ -97,6 +99,7 @@ class Output(NamedTuple):
     episode_return: `[T, N]`, see `Step`.
     episode_length: `[T, N]`, see `Step`.
     env_steps: `[cores]`, number of env steps of the rollout on each core.
+    info: `[T, N, E]`, see `Step`.
   """
 
   metrics: dict[str, jax.Array]
@@ -105,6 +108,7 @@ class Output(NamedTuple):
   episode_return: jax.Array
   episode_length: jax.Array
   env_steps: jax.Array
+  info: types.Tree
 
 
 class Program:
@@ -199,7 +203,7 @@ class Program:
       state, learned = self._replayed(state, keys, clock, due, unroll)
     returns, lengths = steps.episode_return, steps.episode_length
     env_steps = jnp.sum(steps.env_steps)[None]
-    return state, Output(*learned, returns, lengths, env_steps)
+    return state, Output(*learned, returns, lengths, env_steps, steps.info)
 
   def _unroll(
     self, state: State, keys: Keys, clock: Clock
@@ -242,7 +246,10 @@ class Program:
         episode_length=lengths,
       )
       ended = jnp.where(last, total, jnp.nan)
-      return state, Step(unroll, ended, lengths, jnp.sum(~first))
+      info = functional.last_info(
+        self._environment, env, timestep, self._spec.log_info
+      )
+      return state, Step(unroll, ended, lengths, jnp.sum(~first), info)
 
     return jax.lax.scan(step, state, jnp.arange(length))
 

@@ -101,7 +101,9 @@ class Training:
     )
     num_seeds = config.num_seeds
     self.acted = counters.Acted(
-      total_steps=config.total_steps, wall_clock=wall_clock
+      total_steps=config.total_steps,
+      wall_clock=wall_clock,
+      log_info=config.env.log_info,
     )
     self._returns = {
       config.seed + k: metrics.Latest() for k in range(num_seeds)
@@ -109,6 +111,8 @@ class Training:
     if num_seeds > 1:
       self.acted.returns = metrics.MeanOfSeeds([*self._returns.values()])
       self.acted.lengths = metrics.Latest(100 * num_seeds)
+      for name in self.acted.info:
+        self.acted.info[name] = metrics.Latest(100 * num_seeds)
     every = np.ones(num_seeds * config.num_envs, np.bool_)
     self._environments = self.acted.join(every)
     self._mesh = sharding.mesh(config.learner.cores())
@@ -275,7 +279,11 @@ class Training:
       np.moveaxis(x, -1, 1).reshape(num_seeds * self._config.num_envs, -1)
       for x in (output.episode_return, output.episode_length)
     )
-    self._environments.add(new_steps, slice(None), ended, lengths)
+    info = output.info
+    if len(info):  # `[seeds * N, steps, E]`
+      rows = num_seeds * self._config.num_envs
+      info = np.moveaxis(info, -2, 1).reshape(rows, -1, info.shape[-1])
+    self._environments.add(new_steps, slice(None), ended, lengths, info)
     if num_seeds > 1:
       for returns, of_seed in zip(
         self._returns.values(), output.episode_return, strict=True
@@ -350,6 +358,7 @@ class Training:
       episode_return=rows,
       episode_length=rows,
       env_steps=self._spec(None, sharding.CORES),
+      info=rows,
     )
 
 
