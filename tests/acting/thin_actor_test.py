@@ -1,5 +1,6 @@
 """The thin actor: it leaves no environments or threads behind."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -83,3 +84,15 @@ def test_an_actor_that_ends_closes_its_environments_and_threads(
       len([x for x in threading.enumerate() if x.name != "wire"]) <= num_threads
     )
   )
+
+
+def test_rows_have_a_column_of_info_only_if_entries_are_logged():
+  spec = envs.spec(envs.Config("CartPole-v1"))
+  layout, _ = protocol.act_layouts(spec, 4)
+  plain = layout.to_json()["columns"]
+  assert "info" not in [column["name"] for column in plain]
+  spec = dataclasses.replace(spec, log_info=("a", "b"))
+  layout, _ = protocol.act_layouts(spec, 4)
+  *others, last = layout.to_json()["columns"]
+  assert others == plain
+  assert (last["name"], last["shape"]) == ("info", [2])
