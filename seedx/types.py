@@ -14,7 +14,9 @@ Letters for axes, unless a docstring gives them another meaning:
 """
 
 import dataclasses
+import decimal
 import functools
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -36,6 +38,8 @@ Changes = Literal["never", "run_time", "resume", "process", "start"]
 # Python's locks raise OverflowError for timeouts above about 2^33 seconds.
 MAX_VALUE = float(np.finfo(np.float32).max)
 MAX_SECONDS = 2.0**32
+# Whole numbers in other notations than plain digits have at most this many.
+_MAX_DIGITS = 40
 
 
 class ConfigError(ValueError):
@@ -56,12 +60,25 @@ def printable(message: str) -> str:
 def number(kind: Callable[[str], N], text: str) -> N:
   """Parses an int or float in ASCII; Python also accepts digits of any script.
 
+  An int may have any notation, such as 2500000, 2_500_000, 2.5e6 or 2500000.0.
+
   Raises:
     ValueError: the text is not such a number.
   """
   if not text.isascii():
     raise ValueError(text)
-  return kind(text)
+  if kind is not int or re.fullmatch(r"\s*[+-]?[\d_]+\s*", text):
+    return kind(text)
+  try:
+    value = decimal.Decimal(text)
+    # Without a limit, 1e999999999 would take minutes and gigabytes.
+    if not value.is_finite() or value.adjusted() > _MAX_DIGITS:
+      raise ValueError(text)
+    if value != value.to_integral_value():
+      raise ValueError(text)
+  except decimal.InvalidOperation:
+    raise ValueError(text) from None
+  return kind(str(int(value)))
 
 
 class About(NamedTuple):
@@ -122,7 +139,8 @@ def check_settings(config: object) -> None:
   """Checks that fields are in their range, or among a `Literal`'s choices.
 
   Raises:
-    ConfigError: a field has another value, such as NaN.
+    ConfigError: a field has another value, such as NaN, or a float in place of
+      an int.
   """
   config_class: type = type(config)
   settings, kinds = about(config), _kinds(config_class)
@@ -133,6 +151,11 @@ def check_settings(config: object) -> None:
       for element in value if isinstance(value, tuple | list) else (value,):
         check_range(name, element, *bounds)
     kind = kinds.get(name)
+    if kind is int and isinstance(value, float):
+      remedy = f"; write {int(value):_}" if value.is_integer() else ""
+      raise ConfigError(
+        f"expected {name} as a whole number, found {value!r}{remedy}"
+      )
     choices = typing.get_args(kind)
     if typing.get_origin(kind) is Literal and value not in choices:
       raise ConfigError(

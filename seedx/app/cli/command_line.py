@@ -22,6 +22,7 @@ C = TypeVar("C")
 _COLUMN = 24
 _NUMBERS = {int: "as a whole number", float: "as a number"}
 _KEYWORDS = "as KEY=VALUE,KEY=VALUE or as a JSON object"
+_WHOLE = "; write a thousand as 1000, 1_000, 1e3 or 1000.0"
 
 
 def run(
@@ -259,7 +260,10 @@ def _read(kind: Any, text: str, name: str) -> Any:
     return types.number(kind, text) if kind in _NUMBERS else _keywords(text)
   except (ValueError, RecursionError):
     form = "as whole numbers N,N" if item else _NUMBERS.get(kind, _KEYWORDS)
-    raise _UsageError(f"expected {name} {form}, found {text!r}") from None
+    remedy = _WHOLE if int in (item, kind) else ""
+    raise _UsageError(
+      f"expected {name} {form}, found {text!r}{remedy}"
+    ) from None
 
 
 def _keywords(text: str) -> dict[str, Any]:

@@ -393,6 +393,32 @@ def test_read_some_refuses_wrong_values_and_names(capfd):
 
 
 @pytest.mark.parametrize(
+  ("text", "value"),
+  [
+    ("1e6", 1_000_000),
+    ("2.5e5", 250_000),
+    ("1_000_000", 1_000_000),
+    ("1000000.0", 1_000_000),
+    ("120e-1", 12),
+    ("9007199254740993.0", 2**53 + 1),
+  ],
+)
+def test_a_whole_number_may_have_any_notation(text, value):
+  run = parse(f"--total-steps {text} --hidden-sizes 64,{text}")
+  assert run.total_steps == value
+  assert run.agent.hidden_sizes == (64, value)
+  assert type(run.total_steps) is int
+
+
+@pytest.mark.parametrize(
+  ("value", "found"), [(1e6, r"1000000\.0; write 1_000_000$"), (1.5, r"1\.5$")]
+)
+def test_a_float_in_place_of_an_int_is_refused_in_python(value, found):
+  with pytest.raises(types.ConfigError, match=f"whole number, found {found}"):
+    Run(num_envs=2, total_steps=value)
+
+
+@pytest.mark.parametrize(
   ("words", "reason"),
   [
     ("--foo", "--foo"),
@@ -408,7 +434,12 @@ def test_read_some_refuses_wrong_values_and_names(capfd):
       "--image-torso vgg",
       "--image-torso: expected nature, impala, found 'vgg'",
     ),
-    ("--few x", "--few as a whole number, found 'x'"),
+    ("--few x", "--few as a whole number, found 'x'; write a thousand as"),
+    ("--total-steps 1.5", "a whole number, found '1.5'; write a thousand as"),
+    ("--total-steps 1e-3", "a whole number, found '1e-3'; write a thousand as"),
+    ("--total-steps 1e999999999", "as a whole number, found '1e999999999'"),
+    ("--total-steps inf", "as a whole number, found 'inf'"),
+    ("--hidden-sizes 64,1.5", "as whole numbers N,N, found '64,1.5'; write"),
     ("--seconds x", "--seconds as a number, found 'x'"),
     ("--few ٤", "--few as a whole number, found '٤'"),
     ("--seconds ٣", "--seconds as a number, found '٣'"),
