@@ -257,7 +257,7 @@ def count_batch(state: base.AgentState, moments: types.Tree) -> base.AgentState:
   """Merges a batch's moments into the statistics, and counts one update."""
   statistics = state.statistics
   if statistics:
-    statistics = normalizer.merge(statistics, moments, state.updates)
+    statistics = normalizer.merge(statistics, moments)
   return dataclasses.replace(
     state, statistics=statistics, updates=state.updates + 1
   )

@@ -34,10 +34,13 @@ class Statistics(NamedTuple):
     mean: `[F]` float32 means.
     variance: `[F]` float32 variances. A negative value marks an unknown
       variance, in place of which 1 is used.
+    batches: `[]` int32 number of merged batches. It differs from the number of
+      updates in a run that began with the statistics of another run.
   """
 
   mean: tuple[jax.Array, ...]
   variance: tuple[jax.Array, ...]
+  batches: tuple[jax.Array, ...]
 
 
 class Moments(NamedTuple):
@@ -64,6 +67,7 @@ def init(observation: types.Tree) -> Statistics:
   return Statistics(
     tuple(jnp.zeros(shape, jnp.float32) for shape in shapes),
     tuple(jnp.full(shape, _UNKNOWN, jnp.float32) for shape in shapes),
+    tuple(jnp.int32(0) for _ in shapes),
   )
 
 
@@ -75,7 +79,7 @@ def normalize(
   The observation is a nest `[T, B, ...]` like `spec`.
   """
   leaves, structure = jax.tree.flatten(observation)
-  means_and_variances = zip(*statistics, strict=True)
+  means_and_variances = zip(statistics.mean, statistics.variance, strict=True)
   for i, leaf_spec in enumerate(jax.tree.leaves(spec)):
     if _is_normalized(leaf_spec):
       mean, variance = next(means_and_variances)
@@ -124,10 +128,8 @@ def measure(
   )
 
 
-def merge(
-  statistics: Statistics, batch: Moments, updates: jax.Array
-) -> Statistics:
-  """Merges one batch's moments into the statistics of `updates` batches.
+def merge(statistics: Statistics, batch: Moments) -> Statistics:
+  """Merges one batch's moments into the statistics of earlier batches.
 
   Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing
   sample variances", equation 2.1, for batches of equal size. Each batch counts
@@ -138,11 +140,11 @@ def merge(
   Such a batch keeps the variance of the previous batches; if there are none,
   the variance stays unknown until a batch is measured around a near mean.
   """
-  rate = 1.0 / (updates.astype(jnp.float32) + 1.0)
   means, variances = [], []
-  for mean, variance, around, offset, square in zip(
+  for mean, variance, batches, around, offset, square in zip(
     *statistics, *batch, strict=True
   ):
+    rate = 1.0 / (batches.astype(jnp.float32) + 1.0)
     gap = offset + (around - mean)
     means.append(mean + rate * gap)
     # The first batch, with rate 1, replaces the statistics of `init`.
@@ -159,7 +161,8 @@ def merge(
     new = jnp.where(is_lost, old, within)
     new = (1.0 - rate) * old + rate * new + rate * (1.0 - rate) * apart
     variances.append(jnp.where(is_lost & ~is_known, _UNKNOWN, new))
-  return Statistics(tuple(means), tuple(variances))
+  counts = tuple(x + 1 for x in statistics.batches)
+  return Statistics(tuple(means), tuple(variances), counts)
 
 
 def _is_normalized(spec: dm_env.specs.Array) -> bool:

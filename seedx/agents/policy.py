@@ -137,7 +137,7 @@ class Policy:
     """Returns the divisor of a batch's rewards, `[]`; None for no division."""
     if not self.normalizes_rewards:
       return None
-    return rewards.deviation(state.statistics, moments, state.updates)
+    return rewards.deviation(state.statistics, moments)
 
   def step(
     self,

@@ -54,7 +54,7 @@ def init(observed: types.Tree) -> normalizer.Statistics:
 
 def observed(statistics: normalizer.Statistics) -> normalizer.Statistics:
   """Returns the statistics of observations, without those of R."""
-  return normalizer.Statistics(statistics.mean[:-1], statistics.variance[:-1])
+  return normalizer.Statistics(*(parts[:-1] for parts in statistics))
 
 
 def discounted(
@@ -97,14 +97,10 @@ def measure(
 
 
 def deviation(
-  statistics: normalizer.Statistics,
-  moments: normalizer.Moments,
-  updates: jax.Array,
+  statistics: normalizer.Statistics, moments: normalizer.Moments
 ) -> jax.Array:
   """Returns R's standard deviation over this and all previous batches, `[]`."""
-  (variance,) = normalizer.merge(
-    _last(statistics), _last(moments), updates
-  ).variance
+  (variance,) = normalizer.merge(_last(statistics), _last(moments)).variance
   return jnp.where(variance < 0, 1.0, jnp.sqrt(jnp.maximum(variance, 1e-8)))
 
 

@@ -58,7 +58,10 @@ def random_state(agent, config):
   return dataclasses.replace(
     state,
     params=jax.tree.map(draw, state.params),
-    statistics=jax.tree.map(np.ones_like, state.statistics),
+    # Means and variances of 1, of no batches so far.
+    statistics=jax.tree.map(
+      lambda x: x + np.issubdtype(x.dtype, np.floating), state.statistics
+    ),
     target_params=jax.tree.map(draw, state.target_params),
     hyperparameters={
       name: np.float32(getattr(config, name)) for name in state.hyperparameters

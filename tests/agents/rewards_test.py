@@ -137,7 +137,6 @@ def test_the_deviation_is_over_this_and_all_previous_batches():
       GAMMA,
       None,
     ),
-    state.updates,
   )
   assert deviation == pytest.approx(total.std(), rel=1e-3)
 
@@ -149,7 +148,7 @@ def test_observations_are_normalized_together_with_rewards():
   both = made("ppo", **observed)[1]
   alone = made("ppo", **observed, normalize_rewards=False)[1]
   state = both.init(KEY)
-  assert len(jax.tree.leaves(state.statistics)) == 4
+  assert len(jax.tree.leaves(state.statistics)) == 6
   actual = jax.jit(both.update)(state, KEY, unroll_of(both))[0].statistics
   other = jax.jit(alone.update)(alone.init(KEY), KEY, unroll_of(alone))[0]
   expected = other.statistics
