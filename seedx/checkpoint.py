@@ -153,8 +153,15 @@ class Checkpoints:
     Of equal scores the newest comes first; unreadable scores come last.
     """
     return sorted(
-      self.steps(), key=lambda step: (self._score(step), step), reverse=True
+      self.steps(), key=lambda step: (self.score(step), step), reverse=True
     )
+
+  def score(self, env_steps: int) -> float:
+    """Returns the score of a checkpoint; -inf if it cannot be read."""
+    try:
+      return float(self.restore(env_steps, _SCORE, np.float64(0)))
+    except types.ConfigError:
+      return -math.inf
 
   def restore(
     self,
@@ -221,12 +228,6 @@ class Checkpoints:
       name = f"{env_steps}{_DAMAGED}-{number}"
     self.directory.rename(str(env_steps), name)
     return str(self.directory / name)
-
-  def _score(self, env_steps: int) -> float:
-    try:
-      return float(self.restore(env_steps, _SCORE, np.float64(0)))
-    except types.ConfigError:
-      return -math.inf
 
   def _retain(self) -> None:
     steps = self._current_steps()
@@ -298,7 +299,7 @@ def like(arrays: Mapping[str, Any], nest: types.Tree, where: str) -> types.Tree:
   Raises:
     types.ConfigError: the arrays have another structure, shapes or dtypes.
   """
-  wanted = dict(_named(nest))
+  wanted = dict(named(nest))
   for name in [*wanted, *arrays]:
     if name not in arrays or name not in wanted:
       raise types.ConfigError(
@@ -318,9 +319,19 @@ def like(arrays: Mapping[str, Any], nest: types.Tree, where: str) -> types.Tree:
   )
 
 
+def named(nest: types.Tree) -> list[tuple[str, types.Array]]:
+  """Returns the leaves of a nest with their paths, such as `a/0`."""
+  leaves = [
+    (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(nest)
+  ]
+  assert len(dict(leaves)) == len(leaves), "two leaves have the same path"
+  return leaves
+
+
 def _write(file: IO[bytes], nest: types.Tree) -> None:
   columns = []
-  for name, leaf in _named(nest):
+  for name, leaf in named(nest):
     array = np.asarray(leaf, order="C")
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     content = array.reshape(-1).view(np.uint8).data
@@ -442,13 +453,3 @@ def _arrays(
       raise Damaged(f"its index has an impossible array ({error})") from error
     offset += _padded(column.num_bytes)
   return arrays
-
-
-def _named(nest: types.Tree) -> list[tuple[str, types.Array]]:
-  """Returns the leaves of a nest with their paths, such as `a/0`."""
-  named = [
-    (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(nest)
-  ]
-  assert len(dict(named)) == len(named), "two leaves have the same path"
-  return named

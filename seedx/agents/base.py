@@ -288,6 +288,24 @@ class Config(Protocol):
     ...
 
 
+def begin(
+  agent: Agent, params: types.Tree, statistics: types.Tree
+) -> AgentState:
+  """Returns the state of a run that begins with given parameters.
+
+  Target parameters are equal to these; optimizer and counts are fresh.
+
+  Raises:
+    types.ConfigError: the agent has no `start`.
+  """
+  if agent.start is None:
+    raise types.ConfigError(
+      "expected an agent that can begin with given parameters, found one"
+      " without `start`; see base.Agent"
+    )
+  return dataclasses.replace(agent.start(params, 0), statistics=statistics)
+
+
 def check_gradients_can_be_shared(agent: Agent) -> None:
   """Raises types.ConfigError if the agent needs whole batches."""
   if agent.needs.whole_batches:

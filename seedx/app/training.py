@@ -19,7 +19,13 @@ from seedx import checkpoint, envs, metrics, signals, types, wire
 from seedx import files as files_lib
 from seedx.app import described, devices, elsewhere, plot, profiling, scratch
 from seedx.app.cli import configs
-from seedx.app.runs import checkpointer, evaluations, resuming, run_dirs
+from seedx.app.runs import (
+  checkpointer,
+  evaluations,
+  resuming,
+  run_dirs,
+  warm_start,
+)
 from seedx.launch import admission, hosts, instances, ray_cluster
 from seedx.launch import config as launch_config
 from seedx.launch import nodes as nodes_lib
@@ -37,7 +43,7 @@ _NO_REPLAYS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(checkpointer.Config, evaluations.Config):
+class Config(checkpointer.Config, evaluations.Config, warm_start.Config):
   """A run's directory, and when the run is logged, saved, evaluated and ended.
 
   Attributes:
@@ -76,7 +82,7 @@ class Config(checkpointer.Config, evaluations.Config):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a setting that cannot be used."""
     types.check_settings(self)
-    for name in ("run_dir", "resume", "compilation_cache"):
+    for name in ("run_dir", "resume", "init_from", "compilation_cache"):
       if "\0" in os.fspath(getattr(self, name)):
         raise types.ConfigError(
           f"expected {name} without a NUL character, found"
@@ -370,6 +376,7 @@ def _lead(
     _open(files, record) as run_dir,
     _sockets(config, work.others_join, watch) as sockets,
   ):
+    taken, record = _warm(config, files, record)
     loggers = [*_loggers(files, config, run_dir), *work.sinks]
     # The other processes start first, because their imports take seconds, on
     # other CPU cores.
@@ -379,6 +386,8 @@ def _lead(
       if not files.quiet:
         _introduce(record.name, config.env.env, work.presets, run_dir)
         _introduce_network(config)
+        if taken is not None:
+          print(taken.words, file=sys.stderr, flush=True)
       evaluation = evaluations.of(config, files, run_dir)
       trainer = config.learn(context)
       if trainer.replay is not None and context.hosts.count > 1:
@@ -391,6 +400,8 @@ def _lead(
       trainer = dataclasses.replace(
         trainer, measures=[*trainer.measures, *added]
       )
+      if taken is not None:
+        _begin(trainer, taken)
       if files.resumed:
         saver.restore()
         _check_total(config, record, files, trainer.acted.env_steps)
@@ -422,6 +433,32 @@ def _lead(
     restarts=processes.restarts,
     status=ending.status,
   )
+
+
+def _warm(
+  config: process.Config, files: Config, record: run_dirs.Config
+) -> tuple[warm_start.Taken | None, run_dirs.Config]:
+  """Returns what a run begins with, and its record with the origin.
+
+  A resumed run keeps its origin, and takes nothing.
+  """
+  if files.resumed:
+    resumed = run_dirs.config(files.resumed)
+    warm_start.check_resumed(resumed, files)
+    return None, dataclasses.replace(record, init_from=resumed.init_from)
+  taken = warm_start.take(config, files)
+  origin = None if taken is None else taken.origin
+  return taken, dataclasses.replace(record, init_from=origin)
+
+
+def _begin(trainer: process.Process, taken: warm_start.Taken) -> None:
+  """Replaces the initial parameters of a run."""
+  if trainer.begin is None:
+    raise types.ConfigError(
+      "expected no --init-from, because this pipeline's process has no `begin`;"
+      " see runtime.process.Process"
+    )
+  trainer.begin(taken.params, taken.statistics)
 
 
 @contextlib.contextmanager

@@ -418,6 +418,12 @@ class Learner:
     self._source.resume(self.version, float(saved["state"].resets))
     self.publish()
 
+  def begin(self, params: types.Tree, statistics: types.Tree) -> None:
+    """Replaces the initial state before learning starts; see `base.begin`."""
+    begin = jax.jit(functools.partial(base.begin, self.agent))
+    self._state = sharding.replicate(begin(params, statistics), self._mesh)
+    self.publish()
+
   def finish(self) -> None:
     """Waits for the running update and reads its outputs."""
     self._finish(keep=0)

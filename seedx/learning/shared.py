@@ -25,6 +25,7 @@ class Shared:
     self, agent: base.Agent, state: base.AgentState, device: jax.Device
   ) -> None:
     self.learned = counters.Learned()
+    self._agent = agent
     self._compute = jax.jit(functools.partial(updates.compute_gradients, agent))
     self._apply = jax.jit(functools.partial(updates.apply_gradients, agent))
     self._device = device
@@ -71,6 +72,10 @@ class Shared:
     line = {name: float(value) for name, value in values.items()}
     line["policy_lag"] = staleness
     self.learned.add(float(weight), staleness, line)
+
+  def begin(self, params: types.Tree, statistics: types.Tree) -> None:
+    """Replaces the initial state before learning starts; see `base.begin`."""
+    self.restore(base.begin(self._agent, params, statistics))
 
   def saved(self) -> base.AgentState:
     """Returns the state for a checkpoint."""

@@ -78,6 +78,7 @@ class Config(process.Config):
         "acted": team.acted,
         "seeds": team.seeds,
       },
+      begin=team.shared.begin,
       policy=lambda saved: team.acting(saved["agent"]),
       measures=[team.acted, team.learned, team.waits, team.restarts],
       threads={

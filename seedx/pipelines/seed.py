@@ -89,6 +89,7 @@ class Config(process.ServerConfig):
     return process.Process(
       acted=acted,
       parts={"agent": learning, "acted": acted, "seeds": seeds},
+      begin=learning.begin,
       replay=learning.replay,
       policy=learning.policy,
       measures=[acted, learning, inference, server],

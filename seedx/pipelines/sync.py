@@ -106,6 +106,7 @@ class Config(process.Config):
     return process.Process(
       acted=acted,
       parts={"agent": learning, "acted": acted, "seeds": seeds},
+      begin=learning.begin,
       replay=learning.replay,
       policy=learning.policy,
       measures=[acted, learning, waits, restarts],

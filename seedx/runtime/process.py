@@ -174,6 +174,8 @@ class Process:
     parts: parts that a checkpoint saves, by name; `acted` is one of them. A
       part whose state is in other processes also has `form()`, which returns
       the state's shapes.
+    begin: takes parameters and statistics that replace the initial ones, see
+      `base.begin`; called before the process runs. None if unsupported.
     replay: replay that the run learns from; None if there is none. The replay
       is saved separately, because it may be too large.
     policy: maps saved parts to acting parameters, see `base.Agent.acting`.
@@ -196,6 +198,7 @@ class Process:
   parts: Mapping[str, parts_lib.Part]
   policy: Callable[[types.Tree], types.Tree]
   measures: Sequence[parts_lib.Measured]
+  begin: Callable[[types.Tree, types.Tree], None] | None = None
   replay: parts_lib.Replay | None = None
   done: Callable[[], bool] | None = None
   threads: Mapping[str, Callable[[], None]] = dataclasses.field(

@@ -72,6 +72,31 @@ def newest_first(checkpoints: checkpoint.Checkpoints) -> list[int]:
   return steps[::-1]
 
 
+def chosen(
+  checkpoints: checkpoint.Checkpoints, which: str, flag: str = "--checkpoint"
+) -> list[int]:
+  """Returns the env steps of the checkpoints that `which` allows, in order.
+
+  Args:
+    checkpoints: the checkpoints of a run.
+    which: "latest", "best", or the env steps of a checkpoint.
+    flag: option in the error.
+
+  Raises:
+    types.ConfigError: there is no such checkpoint.
+  """
+  if which == "latest":
+    return newest_first(checkpoints)
+  if which == "best":
+    return checkpoints.ranked()
+  if which not in map(str, checkpoints.steps()):
+    raise types.ConfigError(
+      f"expected {flag} latest, best or one of"
+      f" {', '.join(map(str, checkpoints.steps()))}, found {which!r}"
+    )
+  return [int(which)]
+
+
 def first_whole(
   checkpoints: checkpoint.Checkpoints,
   wanted: Callable[[], Sequence[int]],

@@ -178,7 +178,7 @@ def load(
   )
   env_steps, acting = checkpointer.first_whole(
     checkpoints,
-    lambda: _chosen(checkpoints, which),
+    lambda: checkpointer.chosen(checkpoints, which),
     lambda step: checkpoints.restore(step, checkpointer.ACTING, like),
   )
   return Policy(
@@ -227,20 +227,6 @@ def _class(name: str, package: str) -> type:
       " seedx; use app.load(run_dir, config=...)"
     )
   return importlib.import_module(name.partition(":")[0]).Config
-
-
-def _chosen(checkpoints: checkpoint.Checkpoints, which: str) -> list[int]:
-  """Returns the env steps of the checkpoints that `which` allows, in order."""
-  if which == "latest":
-    return checkpointer.newest_first(checkpoints)
-  if which == "best":
-    return checkpoints.ranked()
-  if which not in map(str, checkpoints.steps()):
-    raise types.ConfigError(
-      "expected --checkpoint latest, best or one of"
-      f" {', '.join(map(str, checkpoints.steps()))}, found {which!r}"
-    )
-  return [int(which)]
 
 
 def _rows(

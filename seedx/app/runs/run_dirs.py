@@ -57,6 +57,8 @@ class Config:
     beyond: names of the fields that a script has changed and that are not
       settings; their values are not recorded.
     unlabelled: names of options that labels and groups ignore.
+    init_from: directory and checkpoint whose parameters the run began with, see
+      `warm_start`; None for parameters of its own.
   """
 
   experiment: str | None
@@ -67,6 +69,7 @@ class Config:
   options: Mapping[str, Any]
   beyond: Sequence[str] = ()
   unlabelled: Sequence[str] = ()
+  init_from: Mapping[str, Any] | None = None
 
   @property
   def name(self) -> str:
@@ -238,6 +241,8 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
   kinds |= dict.fromkeys({"beyond", "unlabelled"} & {*content}, list)
   if content.get("experiment", "") is not None:
     kinds["experiment"] = str
+  if content.get("init_from") is not None:
+    kinds["init_from"] = dict
   _check_keys(path, content, kinds, seedx)
   return Config(
     experiment=content["experiment"],
@@ -248,6 +253,7 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
     options=content["options"],
     beyond=content.get("beyond", ()),
     unlabelled=content.get("unlabelled", ()),
+    init_from=content.get("init_from"),
   )
 
 
@@ -404,11 +410,14 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
   path = pathlib.Path(run_dir).expanduser()
   saved = config(path)
   _check_keys(path, saved.options, {"env": str, "seed": int}, saved.seedx)
+  # In labels, only whether a run began with the parameters of another, because
+  # each seed may have another origin.
+  warm = {} if saved.init_from is None else {"init_from": True}
   return Run(
     experiment=saved.experiment or saved.name,
     env=saved.options["env"],
     seed=saved.options["seed"],
-    options=saved.options,
+    options={**saved.options, **warm},
     unlabelled=saved.unlabelled,
     lines=_lines(path, saved.seedx),
   )

@@ -73,6 +73,7 @@ class Config(process.Config):
     return process.Process(
       acted=acted,
       parts={"agent": training, "acted": acted},
+      begin=training.begin,
       policy=training.policy,
       measures=[acted, training],
       steps=steps,
@@ -119,15 +120,15 @@ class Training:
     agent, self._keys = self._put(
       _start(config, self._one.agent), (self._spec(), self._key_specs)
     )
-    init = self._per_core(
+    self._init = self._per_core(
       self._one.init, (self._spec(), self._key_specs), self._state_specs
     )
     if config.replay is not None:
-      replay = jax.eval_shape(init, agent, self._keys).replay
+      replay = jax.eval_shape(self._init, agent, self._keys).replay
       size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(replay))
       cores = config.learner.cores()
       replayed.check_memory(config.replay, cores, size // len(cores))
-    self._state: State = init(agent, self._keys)
+    self._state: State = self._init(agent, self._keys)
     self._advance = self._per_core(
       self._scan,
       (self._state_specs, self._key_specs, PartitionSpec(), PartitionSpec()),
@@ -145,6 +146,17 @@ class Training:
     self._last = (time.monotonic(), 0)
     self._skipped = counters.Skipped()
     self._metrics: dict[str, float] = {}
+
+  def begin(self, params: types.Tree, statistics: types.Tree) -> None:
+    """Replaces the initial state of all seeds; see `base.begin`."""
+    seeds = (self._config.num_seeds,) if self._config.num_seeds > 1 else ()
+    # Copies, because the program donates its arguments.
+    agent = jax.tree.map(
+      lambda x: jnp.array(jnp.broadcast_to(x, (*seeds, *x.shape))),
+      base.begin(self._one.agent, params, statistics),
+    )
+    # The environments have made steps before the first rollout: once more.
+    self._state = self._init(self._put(agent, self._spec()), self._keys)
 
   def call(self) -> None:
     """Calls the program once, and counts its results."""

@@ -142,6 +142,7 @@ class Config(process.ServerConfig):
         "acted": acted,
         "seeds": seeds,
       },
+      begin=shards.begin,
       policy=lambda saved: shards.acting(saved["agent"]),
       measures=[acted, reported.learned, reported],
       done=done,

@@ -41,10 +41,10 @@ class SavedShards:
       types.ConfigError: the agent cannot be updated in parts.
     """
     num_params = parameter_server.num_params(agent)
-    parts = parameter_server.parts(num_params, len(addresses))
+    self._parts = parameter_server.parts(num_params, len(addresses))
     self._form = [
       parameter_server.state_form(agent, part.stop - part.start)
-      for part in parts
+      for part in self._parts
     ]
     self._agent = agent
     self._addresses = addresses
@@ -88,6 +88,13 @@ class SavedShards:
   def restore(self, saved: Sequence[base.AgentState]) -> None:
     """Takes the states that `give_restored` will send to the servers."""
     self._restored = saved
+
+  def begin(self, params: types.Tree, statistics: types.Tree) -> None:
+    """Replaces the servers' initial states; see `base.begin`."""
+    vector, _ = jax.flatten_util.ravel_pytree(params)
+    self.restore(
+      [base.begin(self._agent, vector[x], statistics) for x in self._parts]
+    )
 
   def are_ready(self) -> bool:
     """Returns whether no state is left to send to the servers."""

@@ -411,10 +411,11 @@ def test_a_whole_number_may_have_any_notation(text, value):
 
 
 @pytest.mark.parametrize(
-  ("value", "found"), [(1e6, r"1000000\.0; write 1_000_000$"), (1.5, r"1\.5$")]
+  ("value", "message"),
+  [(1e6, r"1000000\.0; write 1_000_000$"), (1.5, r"1\.5$")],
 )
-def test_a_float_in_place_of_an_int_is_refused_in_python(value, found):
-  with pytest.raises(types.ConfigError, match=f"whole number, found {found}"):
+def test_a_float_in_place_of_an_int_is_refused_in_python(value, message):
+  with pytest.raises(types.ConfigError, match=f"whole number, found {message}"):
     Run(num_envs=2, total_steps=value)
 
 

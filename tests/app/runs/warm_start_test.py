@@ -1,0 +1,344 @@
+"""Runs that begin with the parameters of another run."""
+
+import dataclasses
+import json
+import os
+import re
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from seedx import app, checkpoint, envs, types
+from seedx import replay as replay_lib
+from seedx.acting import local_actor
+from seedx.agents import a2c, dqn, ppo, vtrace
+from seedx.app import training
+from seedx.app.runs import checkpointer, run_dirs, warm_start
+from seedx.learning import learner
+from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
+from seedx.runtime import process
+from tests import programs
+
+compiled_once = programs.compiled_once
+own_signals = programs.own_signals
+
+ENV = envs.Config("seedx:CartPole-v1")
+SMALL = {"hidden_sizes": (8,)}
+WORKERS = local_actor.WorkersConfig(
+  num_workers=1, envs_per_worker=2, unroll_length=4
+)
+REPLAY = replay_lib.Config(replay_capacity=64, replay_min_steps=8)
+
+
+def config_of(pipeline, **changes):
+  """Returns a small config of a pipeline."""
+  options = {"env": ENV, "seed": 1, "total_steps": 2_000, **changes}
+  critic, q_values = a2c.Config(**SMALL), dqn.Config(**SMALL)
+  make = {
+    "sync": lambda **x: sync.Config(
+      **{
+        "agent": critic,
+        "num_envs": 2,
+        "learner": learner.Config(unroll_length=4),
+        **x,
+      }
+    ),
+    "seed": lambda **x: seed.Config(**{"agent": vtrace.Config(**SMALL), **x}),
+    "impala": lambda **x: impala.Config(**{"agent": critic, **x}),
+    "apex": lambda **x: apex.Config(**{"agent": q_values, **x}),
+    "a3c": lambda **x: a3c.Config(**{"agent": critic, "workers": WORKERS, **x}),
+    "anakin": lambda **x: anakin.Config(
+      **{
+        "agent": critic,
+        "num_envs": 2,
+        "learner": learner.Config(unroll_length=4),
+        **x,
+      }
+    ),
+    "gorila": lambda **x: gorila.Config(
+      **{"agent": q_values, "workers": WORKERS, "replay": REPLAY, **x}
+    ),
+  }[pipeline]
+  return make(**options).with_sockets("nowhere")
+
+
+def learned(config):
+  """Returns a process that has not run, its state, and its parameters."""
+  made = config.learn(process.Context())
+  part = made.parts["agent"]
+  state = made.saved()["agent"] if not hasattr(part, "form") else None
+  if isinstance(state, dict):
+    state = state["state"]
+  return made, state
+
+
+def write(path, config, saved=None, acting=None, *, score=7.5, steps=1_000):
+  """Writes a run with one checkpoint."""
+  path.mkdir(exist_ok=True)
+  run_dirs.write(path, run_dirs.record(config, config, None))
+  if saved is None:
+    made, _ = learned(config)
+    saved = made.saved()
+    acting = made.policy(saved)
+  checkpoints = checkpoint.Checkpoints(checkpointer.directory(path))
+  checkpoints.save(steps, {"run": saved, "acting": acting}, score)
+  return str(path)
+
+
+def take(config, path, which="latest"):
+  options = warm_start.Config(init_from=path, init_checkpoint=which)
+  return warm_start.take(config, options)
+
+
+def assert_begins(config, path, expected):
+  """Checks the state of a process that begins with the parameters of a run."""
+  taken = take(config, path)
+  made, before = learned(config)
+  made.begin(taken.params, taken.statistics)
+  after = made.saved()["agent"]
+  after = after["state"] if isinstance(after, dict) else after
+  chex.assert_trees_all_equal(after.params, expected)
+  chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
+  chex.assert_trees_all_equal(
+    after.optimizer_state, jax.tree.map(np.zeros_like, after.optimizer_state)
+  )
+  assert not np.any(after.updates)
+  return made, after, before
+
+
+@pytest.mark.parametrize(
+  "pipeline", ["sync", "seed", "impala", "a3c", "anakin"]
+)
+def test_parameters_pass_from_a_pipeline_to_each_other(pipeline, tmp_path):
+  source = config_of(pipeline, seed=9)
+  made, state = learned(source)
+  saved = made.saved()
+  path = write(tmp_path / "run", source, saved, made.policy(saved))
+  for target in ("sync", "anakin", "a3c"):
+    made, _, before = assert_begins(config_of(target), path, state.params)
+    if target == "sync":  # The first action is taken with them.
+      acting, _ = made.parts["agent"].newest()
+      chex.assert_trees_all_equal(acting.params, state.params)
+    kernels = [
+      next(x for x in jax.tree.leaves(nest) if x.ndim == 2)
+      for nest in (before.params, state.params)
+    ]
+    assert not np.array_equal(*kernels)
+
+
+def test_target_parameters_are_equal_to_those_taken(tmp_path):
+  source = config_of("apex", seed=9)
+  _, state = learned(source)
+  path = write(tmp_path / "run", source)
+  _, after, _ = assert_begins(config_of("apex"), path, state.params)
+  chex.assert_trees_all_equal(after.target_params, state.params)
+
+
+def test_gorila_takes_and_gives_parameters(tmp_path):
+  """Its checkpoints hold them by server, in one vector each."""
+  _, state = learned(config_of("apex", seed=9))
+  path = write(tmp_path / "run", config_of("apex", seed=9))
+  config = config_of("gorila")
+  made, _ = learned(config)
+  taken = take(config, path)
+  made.begin(taken.params, taken.statistics)
+  shards = made.parts["agent"]
+  assert not shards.are_ready()  # The servers do not have them yet.
+  states = shards._restored
+  chex.assert_trees_all_equal_shapes_and_dtypes(states, shards.form())
+  saved = {"agent": states, "acted": made.acted.saved()}
+  chex.assert_trees_all_equal(made.policy(saved).variables.params, state.params)
+  back = write(tmp_path / "back", config, saved, made.policy(saved))
+  chex.assert_trees_all_equal(
+    take(config_of("apex"), back).params, state.params
+  )
+
+
+def test_all_seeds_begin_with_the_parameters_of_the_first(tmp_path):
+  made, state = learned(config_of("sync", seed=9))
+  # Such a run's state has an axis of seeds, and its acting parameters do not.
+  source, acting = config_of("anakin", num_seeds=3), made.policy(made.saved())
+  by_seed = jax.tree.map(lambda x: np.stack([0 * x, x, x]), state)
+  saved = {"agent": {"state": by_seed}}
+  path = write(tmp_path / "run", source, saved, acting)
+  of_two = jax.tree.map(lambda x: np.stack([x, x]), state.params)
+  made, *_ = assert_begins(config_of("anakin", num_seeds=2), path, of_two)
+  next(made.steps())  # The program accepts and donates the state.
+
+
+def test_statistics_of_observations_are_taken_and_those_of_rewards_are_not(
+  tmp_path,
+):
+  normalizing = a2c.Config(**SMALL, normalize_observations=True)
+  both = dataclasses.replace(normalizing, normalize_rewards=True)
+  source = config_of("sync", agent=both)
+  made, state = learned(source)
+  of_observations, of_rewards = 5 * np.ones(4, np.float32), np.float32(100)
+  statistics = state.statistics._replace(
+    mean=(of_observations, of_rewards),
+    variance=(of_observations, of_rewards),
+    batches=(np.int32(70), np.int32(70)),
+  )
+  saved = made.saved()
+  state = dataclasses.replace(state, statistics=statistics)
+  saved["agent"] = {**saved["agent"], "state": state}
+  path = write(tmp_path / "run", source, saved, made.policy(saved))
+  for agent in (normalizing, both):
+    config = config_of("sync", agent=agent)
+    _, after, before = assert_begins(config, path, state.params)
+    fresh = [part[1:] for part in before.statistics]
+    for part, taken, rest in zip(
+      after.statistics, statistics, fresh, strict=True
+    ):
+      np.testing.assert_array_equal(part[0], taken[0])
+      chex.assert_trees_all_equal(part[1:], rest)
+  assert "statistics of observations" in take(config, path).words
+
+
+def test_what_was_taken_is_described(tmp_path):
+  config = config_of("sync", agent=ppo.Config(**SMALL))
+  path = write(tmp_path / "run", config)
+  taken = take(config_of("sync"), path)
+  # 4 x 8 + 8, 8 x 2 + 2 and 8 x 1 + 1 numbers.
+  for words in (
+    "sync_ppo on seedx:CartPole-v1",
+    f"{path}, checkpoint 1000 (mean return 7.5)",
+    "6 arrays with 67 parameters",
+  ):
+    assert words in taken.words
+  assert taken.origin == {"run": path, "env_steps": 1_000, "score": 7.5}
+
+
+def test_a_checkpoint_is_chosen_as_in_evaluate(tmp_path):
+  config = config_of("sync")
+  path = write(tmp_path / "run", config, score=9.0, steps=500)
+  write(tmp_path / "run", config, score=-np.inf, steps=1_000)
+
+  def chosen(path, which="latest"):
+    return take(config, path, which).origin["env_steps"]
+
+  assert chosen(path) == chosen(path, "1000") == 1_000
+  assert chosen(path, "best") == chosen(f"{path}/checkpoints/500/") == 500
+  assert "(mean return unknown)" in take(config, path).words
+  with pytest.raises(types.ConfigError, match="--init-checkpoint latest, best"):
+    chosen(path, "700")
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (
+      {"agent": a2c.Config(hidden_sizes=(8, 8))},
+      r"params/.*MLP_0/Dense_1/bias: expected \[8\], found none in"
+      r" .*\(2 arrays differ\); add --hidden-sizes 8, as in that run",
+    ),
+    (
+      {"agent": a2c.Config(**SMALL, recurrent=True)},
+      "; add --no-recurrent, as in that run",
+    ),
+    (
+      {"agent": a2c.Config(**SMALL, normalize_observations=True)},
+      r"statistics/mean/0: expected \[4\], found none .*"
+      "; add --no-normalize-observations, as in that run",
+    ),
+    (
+      {"env": envs.Config("seedx:Acrobot-v1")},
+      r"params/.*/kernel: expected \[6, 8\], found \[4, 8\] in .* one of"
+      " sync_a2c on seedx:CartPole-v1, and this environment is"
+      " seedx:Acrobot-v1",
+    ),
+    (
+      {"agent": dqn.Config(**SMALL), "replay": REPLAY},
+      r"params/.*/bias: expected no such array, found \[1\] .*one of sync_a2c",
+    ),
+  ],
+)
+def test_arrays_that_differ_are_refused_by_name(changes, message, tmp_path):
+  path = write(tmp_path / "run", config_of("sync"))
+  with pytest.raises(types.ConfigError) as caught:
+    take(config_of("sync", **changes), path)
+  assert re.search(message, str(caught.value)), caught.value
+  assert path in str(caught.value)
+
+
+def test_a_run_of_other_spaces_is_refused_by_the_first_array(tmp_path):
+  path = write(tmp_path / "run", config_of("sync"))
+  config = config_of("sync", env=envs.Config("seedx:Catch"))
+  with pytest.raises(types.ConfigError, match="seedx:Catch: choose a run of"):
+    take(config, path)
+
+
+def test_parameters_that_are_not_finite_are_refused(tmp_path):
+  config = config_of("sync")
+  made, state = learned(config)
+  saved = made.saved()
+  wrong = jax.tree.map(lambda x: np.full_like(x, np.nan), state.params)
+  state = dataclasses.replace(state, params=wrong)
+  saved["agent"] = {**saved["agent"], "state": state}
+  path = write(tmp_path / "run", config, saved, made.policy(saved))
+  with pytest.raises(types.ConfigError, match="a NaN or an infinity in params"):
+    take(config, path)
+
+
+def test_links_in_a_run_are_not_followed(tmp_path):
+  config = config_of("sync")
+  path = write(tmp_path / "run", config)
+  item = tmp_path / "run" / "checkpoints" / "1000" / "run"
+  os.rename(item, tmp_path / "elsewhere")
+  os.symlink(tmp_path / "elsewhere", item)
+  with pytest.raises(types.ConfigError, match="cannot be read"):
+    take(config, path)
+
+
+def test_a_pipeline_without_begin_is_refused(tmp_path):
+  config = config_of("sync")
+  taken = take(config, write(tmp_path / "run", config))
+  made = dataclasses.replace(learned(config)[0], begin=None)
+  with pytest.raises(types.ConfigError, match="has no `begin`"):
+    training._begin(made, taken)
+
+
+def trained(config, **options):
+  return app.train(config, quiet=True, **options).run_dir
+
+
+def final(run_dir):
+  """Returns the env steps and the parameters of a run's last checkpoint."""
+  checkpoints = checkpoint.Checkpoints(checkpointer.directory(run_dir))
+  steps = checkpoints.steps()[-1]
+  return steps, checkpoints.restore(steps, checkpointer.ACTING)
+
+
+def test_a_run_begins_once_and_records_its_origin(tmp_path):
+  """The learning rate is 0, so all runs keep the parameters of the first."""
+  still = a2c.Config(**SMALL, learning_rate=0.0)
+  config = config_of("sync", agent=still, total_steps=40)
+  first = trained(config, run_dir=str(tmp_path / "first"))
+  first_steps, expected = final(first)
+  other = dataclasses.replace(config, seed=2)
+  second = trained(
+    other, run_dir=str(tmp_path / "second"), init_from=str(first)
+  )
+  steps, params = final(second)
+  chex.assert_trees_all_equal(params, expected)
+  assert 40 <= steps < 60  # Counters are fresh.
+  recorded = json.loads((second / "config.json").read_text())["init_from"]
+  assert recorded["run"] == str(first) and recorded["env_steps"] == first_steps
+  # A resume of the run neither needs nor takes anything from its origin.
+  os.rename(first, tmp_path / "moved")
+  longer = dataclasses.replace(other, total_steps=80)
+  trained(longer, resume=str(second), init_from=str(first))
+  assert json.loads((second / "config.json").read_text())["init_from"] == (
+    recorded
+  )
+  steps, params = final(second)
+  chex.assert_trees_all_equal(params, expected)
+  assert 80 <= steps < 120
+  with pytest.raises(types.ConfigError, match="--resume without --init-from"):
+    trained(longer, resume=str(second), init_from=str(tmp_path / "moved"))
+  labels = run_dirs.labels(
+    list(map(run_dirs.read, (tmp_path / "moved", second)))
+  )
+  assert ["--init-from" in label for label in labels] == [False, True]
