@@ -8,7 +8,9 @@ returns, and writes every return to a JSON file beside the checkpoint.
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from seedx import envs, types
 from seedx.acting import playing
@@ -26,6 +28,10 @@ class Options(playing.Config):
     checkpoint: latest, best, or the env steps of a checkpoint.
     trust: whether to run the code that the directory names, such as an
       environment.
+    env: another environment with the same observations and actions; that of
+      the run if empty.
+    env_options: other options of the environment; the run's other options stay,
+      unless `env` is given.
     episodes: number of whole episodes to play.
     seed: seed of the episodes.
     video: file (.gif or .mp4) for a video of one episode; no video if empty.
@@ -36,6 +42,8 @@ class Options(playing.Config):
   run_dir: str = ""
   checkpoint: str = "latest"
   trust: bool = False
+  env: str = ""
+  env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   episodes: int = types.setting(100, low=1, high=2**20)
   seed: int = types.setting(0, low=0)
   video: str = ""
@@ -65,6 +73,11 @@ def _evaluate(options: Options) -> int:
   policy = policies.load(
     options.run_dir, options.checkpoint, trust=options.trust
   )
+  world, suffix = policy.env.env, ""
+  if options.env or options.env_options:
+    policy = policy.on(_other(policy.env, options))
+    world = _in_words(policy.env)
+    suffix = "-" + re.sub(r"[^\w.=,+-]+", "_", world, flags=re.ASCII)[:100]
   if options.log_info:
     env = dataclasses.replace(policy.env, log_info=options.log_info)
     envs.spec(env)  # Refuses an unknown entry.
@@ -88,6 +101,8 @@ def _evaluate(options: Options) -> int:
   summary = statistics.summary(played.returns)
   info = statistics.info_means(policy.env.log_info, played.info)
   result = {
+    "env": policy.env.env,
+    "env_options": dict(policy.env.env_options),
     "env_steps": policy.env_steps,
     "greedy": options.greedy,
     "seed": options.seed,
@@ -97,12 +112,12 @@ def _evaluate(options: Options) -> int:
     "returns": played.returns.tolist(),
   }
   print(
-    f"{policy.env.env} after {policy.env_steps:,} env steps:"
+    f"{world} after {policy.env_steps:,} env steps:"
     f" {statistics.in_words(summary)}{statistics.info_in_words(info)}"
   )
   if played.cut:
     print(f"{played.cut} episodes were cut at --max-episode-steps", flush=True)
-  name = f"evaluation-{policy.env_steps}.json"
+  name = f"evaluation-{policy.env_steps}{suffix}.json"
   path = policy.directory / name
   try:
     policy.directory.write(name, json.dumps(result, indent=2) + "\n")
@@ -115,3 +130,19 @@ def _evaluate(options: Options) -> int:
   else:
     print(f"these statistics and every return are in {path}", flush=True)
   return 0
+
+
+def _other(env: envs.Config, options: Options) -> envs.Config:
+  """Returns the environment of the options, for a run on `env`."""
+  kept = {} if options.env and options.env != env.env else env.env_options
+  return dataclasses.replace(
+    env,
+    env=options.env or env.env,
+    env_options={**kept, **options.env_options},
+  )
+
+
+def _in_words(env: envs.Config) -> str:
+  """Returns an environment's name, and its options."""
+  words = command_line.shown(env.env_options)
+  return f"{env.env} with {words}" if words else env.env

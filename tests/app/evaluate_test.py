@@ -21,7 +21,7 @@ from seedx import checkpoint, envs, metrics, types
 from seedx.acting import evaluator, local_actor, unroll_store
 from seedx.agents import vtrace
 from seedx.app import evaluate, videos
-from seedx.app.runs import checkpointer, evaluations, statistics
+from seedx.app.runs import checkpointer, evaluations, policies, statistics
 from seedx.envs import envpool_adapter
 from seedx.pipelines import sync
 from seedx.runtime import seeds as seeds_lib
@@ -548,6 +548,42 @@ def test_the_program_prints_and_writes_the_entries_of_info(run_dir, capfd):
   assert f"of 5 episodes, elapsed_step {result['mean']:.3g}" in out
 
 
+def test_a_policy_plays_in_other_worlds(run_dir, capfd):
+  _, own, own_path = run(run_dir, capfd)
+  assert own["env"] == "CartPole-v1" and own["env_options"] == {}
+  out, result, path = run(
+    run_dir, capfd, "--env-options", "max_episode_steps=7"
+  )
+  assert "CartPole-v1 with max_episode_steps=7 after" in out
+  assert result["env_options"] == {"max_episode_steps": 7}
+  assert result["returns"] == [min(x, 7.0) for x in own["returns"]]
+  assert path.name.endswith("-CartPole-v1_with_max_episode_steps=7.json")
+  assert json.loads(own_path.read_text()) == own
+  out, result, _ = run(run_dir, capfd, "--env", "seedx:CartPole-v1")
+  assert "seedx:CartPole-v1 after" in out
+  assert result["returns"] != own["returns"]
+
+
+def test_other_actions_are_refused(run_dir, monkeypatch):
+  policy = policies.load(run_dir)
+  action = dm_env.specs.DiscreteArray(3, dtype=policy.spec.action.dtype)
+  spec = dataclasses.replace(policy.spec, action=action)
+  monkeypatch.setattr(envs, "spec", lambda env: spec)
+  with pytest.raises(types.ConfigError, match=r"action is .* from 0 to 1, as"):
+    policy.on(envs.Config("Other-v1"))
+
+
+def test_options_of_a_run_stay_in_the_same_environment():
+  env = envs.Config("a", {"x": 1, "y": 2}, action_mask="mask")
+  for options, expected in (
+    ({"env_options": {"x": 3}}, {"env_options": {"x": 3, "y": 2}}),
+    ({"env": "a", "env_options": {"x": 3}}, {"env_options": {"x": 3, "y": 2}}),
+    ({"env": "b"}, {"env": "b", "env_options": {}}),
+  ):
+    actual = evaluate._other(env, evaluate.Options(**options))
+    assert actual == dataclasses.replace(env, **expected)
+
+
 def test_cut_episodes_are_reported(run_dir, capfd):
   out, result, _ = run(run_dir, capfd, "--max-episode-steps", "3")
   assert result["returns"] == [3.0] * 5 and result["cut"] == 5
@@ -585,6 +621,9 @@ def test_a_run_that_still_trains_can_be_evaluated(tmp_path, capfd):
     ("{run} --checkpoint ²", "expected --checkpoint latest, best or one of"),
     ("{run} --episodes 0", "expected --episodes from 1"),
     ("{run} --log-info elapsed", "Did you mean elapsed_step"),
+    ("{run} --env Acrobot-v1", "whose observation is float32 [4], as in"),
+    ("{run} --env seedx:Catch", "found float32 [10, 5] in seedx:Catch; choose"),
+    ("{run} --env-options no=1", "unknown option 'no'"),
     ("{run} --video {tmp}/play.avi", "that ends in .gif or .mp4"),
     ("{run} --video {tmp}/nowhere/play.gif", "a directory that exists"),
     ("{tmp}/nowhere", "expected the directory of a run"),

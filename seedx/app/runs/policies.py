@@ -49,6 +49,24 @@ class Policy:
     """Returns the state for the first call of `act` with `batch_size` rows."""
     return acting_step.initial_state(self.agent, self.spec, batch_size)
 
+  def on(self, env: envs.Config) -> "Policy":
+    """Returns the policy for another environment, or for other options.
+
+    Raises:
+      types.ConfigError: the environment does not exist, or its observations or
+        actions differ from those of the training.
+    """
+    spec = envs.spec(env)
+    old, new = _spaces(self.spec), _spaces(spec)
+    for name in {**old, **new}:
+      if old.get(name) != new.get(name):
+        raise types.ConfigError(
+          f"expected an environment whose {name} is {old.get(name, 'missing')},"
+          f" as in training, found {new.get(name, 'none')} in {env.env};"
+          " choose one with the same observations and actions"
+        )
+    return dataclasses.replace(self, env=env, spec=spec)
+
   def act(
     self, timestep: dm_env.TimeStep, state: acting_step.ActingState
   ) -> tuple[jax.Array, acting_step.ActingState]:
@@ -227,6 +245,27 @@ def _class(name: str, package: str) -> type:
       " seedx; use app.load(run_dir, config=...)"
     )
   return importlib.import_module(name.partition(":")[0]).Config
+
+
+def _spaces(spec: types.EnvironmentSpec) -> dict[str, str]:
+  """Returns the parts of a spec that a policy depends on, in words by name."""
+
+  def in_words(leaf: Any, has_bounds: bool) -> str:
+    words = [f"{leaf.dtype} {list(leaf.shape)}"]
+    if has_bounds and hasattr(leaf, "minimum"):
+      bounds = f"{leaf.minimum.tolist()} to {leaf.maximum.tolist()}"
+      words.append(f"from {bounds}")
+    return " ".join(words)
+
+  spaces = {}
+  for path, leaf in checkpoint.named(spec.observation):
+    # The bounds of floats have no effect; those of integers are sizes.
+    whole = np.issubdtype(leaf.dtype, np.integer)
+    name = f"observation {path!r}" if path else "observation"
+    spaces[name] = in_words(leaf, has_bounds=whole)
+  spaces["action"] = in_words(spec.action, has_bounds=True)
+  spaces["action mask"] = spec.action_mask or "none"
+  return spaces
 
 
 def _rows(
