@@ -117,7 +117,9 @@ def _serving(
   with tempfile.TemporaryDirectory(prefix="seedx-") as folder:
     address = options.address or f"unix:{os.path.join(folder, 'server')}"
     server = server_lib.Server(address, options.streams)
-    service = inference_server.InferenceServer(devices, seeds_lib.Seeds(0))
+    service = inference_server.InferenceServer(
+      devices, seeds_lib.Seeds(0), counters.Acted()
+    )
     service.bind(server)
     with server:
       yield server.address

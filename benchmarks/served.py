@@ -125,7 +125,9 @@ def act(
   asked.send("ready")
   server = server_lib.Server(asked.recv(), number)
   seeds = seeds_lib.Seeds(0)
-  inference_server.InferenceServer(acting_devices, seeds).bind(server)
+  inference_server.InferenceServer(
+    acting_devices, seeds, counters.Acted()
+  ).bind(server)
   server.start()
   asked.send(server.address)
   inputs, outputs = protocol.act_layouts(spec, rows)

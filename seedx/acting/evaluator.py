@@ -99,7 +99,11 @@ class Evaluator:
     self._act = jax.jit(act)
 
   def play(
-    self, acting: types.Tree, seed: int, stop: threading.Event | None = None
+    self,
+    acting: types.Tree,
+    seed: int,
+    stop: threading.Event | None = None,
+    env_steps: int | None = None,
   ) -> Played:
     """Plays episodes, whose number in each environment is fixed.
 
@@ -113,16 +117,19 @@ class Evaluator:
         environment k has `seed + k`. Training does not use the seeds of
         `seeds.evaluation_seed`.
       stop: event that ends the play early.
+      env_steps: env steps of the run, for `envs.at`; None for the environment
+        as it was configured.
 
     Raises:
       types.ConfigError: the environment cannot be made.
     """
     config = self._config
+    env = config.env if env_steps is None else envs.at(config.env, env_steps)
     counts = _Counts(config.max_episode_steps, len(config.env.log_info))
     left = _divided(config.num_episodes, config.num_envs)
     while left.any() and not (stop and stop.is_set()):
       counts.begin(left)
-      environment = envs.make(config.env, len(left), seed=seed)
+      environment = envs.make(env, len(left), seed=seed)
       with contextlib.closing(environment):
         for rows in self.steps(acting, seed, environment):
           counts.add(rows)

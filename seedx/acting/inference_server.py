@@ -8,6 +8,7 @@ import numpy as np
 
 from seedx.acting import inference, protocol, received
 from seedx.acting import slots as slots_lib
+from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
 from seedx.wire import server as server_lib
 
@@ -18,9 +19,15 @@ class InferenceServer:
   The session is on the inference device with the largest number of free slots.
   """
 
-  def __init__(self, acting: inference.Devices, seeds: seeds_lib.Seeds) -> None:
+  def __init__(
+    self,
+    acting: inference.Devices,
+    seeds: seeds_lib.Seeds,
+    acted: counters.Acted,
+  ) -> None:
     self._acting = acting
     self._seeds = seeds
+    self._acted = acted
     self._lock = threading.Lock()
 
   def bind(self, server: server_lib.Server) -> None:
@@ -38,7 +45,8 @@ class InferenceServer:
     with self._lock:
       device = max(devices, key=lambda x: x.slots.free)
       slots = device.slots.take(num_envs)
-    return Session(device, slots, self._seeds.take(num_envs))
+    first_seed = self._seeds.take(num_envs)
+    return Session(device, slots, first_seed, self._acted.env_steps)
 
 
 class Session:
@@ -49,9 +57,13 @@ class Session:
   """
 
   def __init__(
-    self, device: inference.Inference, slots: np.ndarray, first_seed: int
+    self,
+    device: inference.Inference,
+    slots: np.ndarray,
+    first_seed: int,
+    env_steps: int,
   ) -> None:
-    self.welcome = {"first_seed": first_seed}
+    self.welcome = {"first_seed": first_seed, "env_steps": env_steps}
     self._inference = device
     self._slots = slots
     device.env[slots] = first_seed + np.arange(len(slots))

@@ -1,10 +1,10 @@
 """The number of actors, and the messages between a thin actor and the learner.
 
 A thin actor opens the stream `ACT` with the hello `{"num_envs": n}`. The actor
-leases n slots, and the welcome has the `first_seed` of its environments. Seeds
-of actors never overlap, so an actor that restarts sees new episodes. The actor
-sends `types.Rows` of any of its environments, and receives their actions in the
-same order.
+leases n slots, and the welcome has the `first_seed` of its environments and the
+`env_steps` of the run so far. Seeds of actors never overlap, so an actor that
+restarts sees new episodes. The actor sends `types.Rows` of any of its
+environments, and receives their actions in the same order.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any
 import dm_env
 import numpy as np
 
-from seedx import types, wire
+from seedx import envs, types, wire
 
 ACT = "act"
 
@@ -56,6 +56,18 @@ def first_seed(welcome: Mapping[str, Any]) -> int:
 def info_of(spec: types.EnvironmentSpec) -> types.Tree:
   """Returns an example of a row's `types.Rows.info`; () for no column."""
   return np.zeros(len(spec.log_info), np.float32) if spec.log_info else ()
+
+
+def env_at(config: envs.Config, welcome: Mapping[str, Any]) -> envs.Config:
+  """Returns the config of an actor's environments, see `envs.at`.
+
+  Raises:
+    wire.WireError: FAILED_PRECONDITION, the welcome has no valid env steps.
+  """
+  env_steps = welcome.get("env_steps", 0)
+  if type(env_steps) is not int or not 0 <= env_steps < 2**63:
+    raise wire.bad_welcome("env_steps from 0 to 2^63 - 1", env_steps)
+  return envs.at(config, env_steps)
 
 
 def act_layouts(

@@ -21,6 +21,7 @@ class Session:
   Attributes:
     slots: `[N]` int32 slots of the actor's environments.
     first_seed: seed of environment 0; environment k has `first_seed + k`.
+    env_steps: env steps of the run at the start of the session.
     exploration: `[N]`, exploration of each environment, see `types.Inputs`.
     episodes: episodes of the environments.
     environments: counter of the environments' experience.
@@ -30,6 +31,7 @@ class Session:
 
   slots: np.ndarray
   first_seed: int
+  env_steps: int
   exploration: np.ndarray
   episodes: episodes.Episodes
   environments: counters.Environments
@@ -40,6 +42,7 @@ class Session:
     """The first message to the actor."""
     return {
       "first_seed": self.first_seed,
+      "env_steps": self.env_steps,
       "exploration": self.exploration.tolist(),
     }
 
@@ -77,6 +80,7 @@ class Sessions:
     session = Session(
       slots,
       first_seed,
+      self._acted.env_steps,
       self._exploration[slots],
       episodes.Episodes(num_envs, self._returns_are_sums),
       self._acted.join(self._reported[slots]),

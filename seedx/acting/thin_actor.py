@@ -151,9 +151,12 @@ class _Session:
       self._exchange.close()
 
   def _make(self) -> envs.Environment:
-    seed = protocol.first_seed(self._exchange.welcome)
+    welcome = self._exchange.welcome
     environment = envs.make(
-      self._work.env, self._num_envs, batch_size=self._rows, seed=seed
+      protocol.env_at(self._work.env, welcome),
+      self._num_envs,
+      batch_size=self._rows,
+      seed=protocol.first_seed(welcome),
     )
     environment.reset()
     return environment

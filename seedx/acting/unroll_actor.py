@@ -96,7 +96,7 @@ def _act(
     first_seed = protocol.first_seed(exchange.welcome)
     actor = local_actor.LocalActor(
       programs,
-      work.env,
+      protocol.env_at(work.env, exchange.welcome),
       seed=first_seed,
       rng_key=jax.random.key(0),
       device=fetched.device,

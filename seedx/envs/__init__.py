@@ -5,6 +5,7 @@ Importing this package does not import JAX, so that a thin actor can use it.
 
 from seedx.envs.config import (
   Config,
+  at,
   code_in,
   games,
   in_one_line,
@@ -17,6 +18,7 @@ from seedx.envs.environment import Environment, make, spec
 __all__ = [
   "Config",
   "Environment",
+  "at",
   "code_in",
   "games",
   "in_one_line",

@@ -72,7 +72,8 @@ class Config:
       functions. MODULE is in the current directory or installed.
     env_options: options of the EnvPool environment or the seedx task, or
       keyword arguments of your factory. EnvPool's `stack_num` is 1 by default,
-      because the network stacks frames.
+      because the network stacks frames. An option `env_steps` of your factory
+      receives the env steps of the run when environments are made.
     info_keys: entries of EnvPool's or Gymnasium's `info` to add to the
       observation, which becomes a dict, `{"observation": ..., key: ...}`.
     action_mask: the entry of the observation or of `info` that is nonzero for
@@ -93,6 +94,18 @@ class Config:
   action_mask: str = DEFAULT_ACTION_MASK
   observation_transform: str = ""
   log_info: Sequence[str] = types.setting((), labels=False)
+
+
+def at(config: Config, env_steps: int) -> Config:
+  """Returns the config for environments that are made after `env_steps`.
+
+  An option of the name `env_steps`, if there is one, becomes the number of env
+  steps of the run so far, so that an environment can change during a run.
+  """
+  if "env_steps" not in config.env_options:
+    return config
+  options = {**config.env_options, "env_steps": env_steps}
+  return dataclasses.replace(config, env_options=options)
 
 
 def is_own(config: Config) -> bool:

@@ -155,7 +155,7 @@ class _Team:
   ) -> local_actor.LocalActor:
     return local_actor.LocalActor(
       self._programs,
-      self._config.env,
+      envs.at(self._config.env, self.acted.env_steps),
       seed=self.seeds.take(self._config.workers.envs_per_worker),
       rng_key=rng_key,
       device=self._device,

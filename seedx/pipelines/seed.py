@@ -83,7 +83,7 @@ class Config(process.ServerConfig):
       waiting=learning.blocking.waiting,
       rng_key=context.keys(self.seed).acting,
     )
-    service = inference_server.InferenceServer(inference, seeds)
+    service = inference_server.InferenceServer(inference, seeds, acted)
     server = self.make_server(self.actors.num_actors)
     service.bind(server)
     return process.Process(

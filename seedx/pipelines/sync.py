@@ -93,7 +93,7 @@ class Config(process.Config):
     def start() -> local_actor.LocalActor:
       return local_actor.LocalActor(
         programs,
-        self.env,
+        envs.at(self.env, acted.env_steps),
         seed=seeds.take(num_envs),
         rng_key=acting_key,
         device=learning.cores[0],

@@ -67,7 +67,9 @@ class Served:
     acting = types_lib.SimpleNamespace(
       devices=self.devices, layouts=self.layouts
     )
-    self.server = inference_server.InferenceServer(acting, seeds_lib.Seeds(0))
+    self.server = inference_server.InferenceServer(
+      acting, seeds_lib.Seeds(0), self.acted
+    )
 
   def open(self, num_envs):
     """Opens an actor's session."""

@@ -87,7 +87,9 @@ def actions_of(server, layouts):
 
 
 def test_each_device_acts_with_its_own_random_key(acting):
-  server = inference_server.InferenceServer(acting, seeds.Seeds(0))
+  server = inference_server.InferenceServer(
+    acting, seeds.Seeds(0), counters.Acted()
+  )
   first, second = actions_of(server, acting.layouts)
   assert first.shape == second.shape == (ROWS,)
   assert (first != second).any()
@@ -143,14 +145,18 @@ def test_the_copy_of_actions_begins_before_a_measured_wait(platform, expected):
 
   device._waiting = waiting
   with running_threads(made):
-    server = inference_server.InferenceServer(made, seeds.Seeds(0))
+    server = inference_server.InferenceServer(
+      made, seeds.Seeds(0), counters.Acted()
+    )
     actions_of(server, made.layouts)
   assert events[-4:] == expected
   assert events.count("wait") == 1
 
 
 def test_close_refuses_further_messages(acting):
-  server = inference_server.InferenceServer(acting, seeds.Seeds(0))
+  server = inference_server.InferenceServer(
+    acting, seeds.Seeds(0), counters.Acted()
+  )
   acting.close()
   with pytest.raises(wire.Refused, match="this run is over"):
     actions_of(server, acting.layouts)
@@ -166,7 +172,9 @@ def test_shares_have_all_unrolls_in_order_and_begin_without_zeros(size):
   (device,), added = made.devices, []
   add = device._add
   device._add = lambda *x: added.append(x[-1]) or add(*x)
-  server = inference_server.InferenceServer(made, seeds.Seeds(0))
+  server = inference_server.InferenceServer(
+    made, seeds.Seeds(0), counters.Acted()
+  )
   with running_threads(made):
     actor = devices.Actor(server.open({"num_envs": ROWS}), made.layouts)
     rows = rows_of(made.spec)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import episodes, local_actor, sessions
+from seedx.acting import episodes, local_actor, protocol, sessions
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
 
@@ -42,16 +42,27 @@ def steps_of(*texts, reward=1.0, claimed=None):
 
 
 def test_the_welcome_has_the_first_seed_and_the_exploration():
-  actors, _ = make()
+  actors, acted = make()
+  env = envs.Config("a", {"env_steps": 0, "size": 3})
   first = actors.open({"num_envs": 2})
+  nothing = np.full(2, np.nan), np.zeros(2, np.int32)
+  first.environments.add(40, slice(None), *nothing)
+  assert acted.env_steps == 40
   second = actors.open({"num_envs": 5})
   np.testing.assert_array_equal(first.slots, [0, 1])
   np.testing.assert_array_equal(second.slots, [2, 3, 4, 5, 6])
   assert second.welcome == {
     "first_seed": 2,
+    "env_steps": 40,
     "exploration": LADDER[2:7].tolist(),
   }
   assert isinstance(second.welcome["exploration"][0], float)  # For JSON.
+  later = protocol.env_at(env, second.welcome)
+  assert later.env_options == {"env_steps": 40, "size": 3}
+  assert protocol.env_at(envs.Config("a"), second.welcome) == envs.Config("a")
+  for wrong in (-1, 2**63, True, "40", None):
+    with pytest.raises(wire.WireError, match="env_steps from 0"):
+      protocol.env_at(env, {"env_steps": wrong})
 
 
 @pytest.mark.parametrize(

@@ -414,7 +414,8 @@ def test_evaluations_are_due_at_regular_intervals_of_steps(
   tmp_path, monkeypatch
 ):
   assert periodic(tmp_path, evaluate_every_steps=0) is None
-  made = spy_on_make(monkeypatch)
+  made, at = spy_on_make(monkeypatch), []
+  monkeypatch.setattr(envs, "at", lambda *x: at.append(x) or x[0])
   evaluation = periodic(tmp_path)
   assert evaluation.measure() == {} and evaluation.words == ""
   steps = []
@@ -423,6 +424,7 @@ def test_evaluations_are_due_at_regular_intervals_of_steps(
       evaluation.start(env_steps, np.float32(0.2))
       steps.append(env_steps)
       running.wait_until(lambda: evaluation.due(10**9))
+  assert [env_steps for _, env_steps in at] == steps
   assert steps == [130, 200, 460]
   evaluation.finish(470, np.float32(0.2), stop=False)
   # A second call evaluates nothing: these steps have been evaluated.
@@ -562,6 +564,12 @@ def test_a_policy_plays_in_other_worlds(run_dir, capfd):
   out, result, _ = run(run_dir, capfd, "--env", "seedx:CartPole-v1")
   assert "seedx:CartPole-v1 after" in out
   assert result["returns"] != own["returns"]
+
+
+def test_environments_are_those_of_the_checkpoint(run_dir, monkeypatch):
+  monkeypatch.setattr(envs, "at", lambda env, steps: (env.env, steps))
+  policy = policies.load(run_dir)
+  assert policy.env == ("CartPole-v1", steps_of(run_dir)[-1])
 
 
 def test_other_actions_are_refused(run_dir, monkeypatch):

@@ -36,14 +36,27 @@ STEPS = pipelines_test.TOTAL_STEPS
 
 
 class Seeds:
+  """Records of made environments.
+
+  Attributes:
+    used: their seeds.
+    env_steps: env steps of the run when they were made, for each call.
+  """
+
   def __init__(self, monkeypatch):
-    self.used, make = [], envs.make
+    self.used, self.env_steps, make = [], [], envs.make
 
     def spy(env, num_envs, *, seed=0, **rest):
       self.used += range(seed, seed + num_envs)
+      assert env.env_options.pop("env_steps") == self.env_steps[-1]
       return make(env, num_envs, seed=seed, **rest)
 
+    def at(env, env_steps):
+      self.env_steps.append(env_steps)
+      return dataclasses.replace(env, env_options={"env_steps": env_steps})
+
     monkeypatch.setattr(envs, "make", spy)
+    monkeypatch.setattr(envs, "at", at)
 
 
 @dataclasses.dataclass
@@ -183,6 +196,8 @@ def test_a_restored_run_continues_its_counts_with_new_seeds(
   assert max(saved.seeds) < saved.nest["seeds"] < 1000 <= min(seeds.used)
   assert len(set(seeds.used)) == len(seeds.used) > 0
   assert max(seeds.used) < seeds_lib.evaluation_seed(0, 0)
+  # New environments receive the env steps of the resumed run.
+  assert min(seeds.env_steps) >= last_saved["env_steps"]
 
 
 class Counting:

@@ -169,7 +169,7 @@ class Periodic:
         env_steps // config.evaluate_every_steps
       )
       seed = seeds_lib.evaluation_seed(self._seed, number)
-      played = self._evaluator.play(acting, seed, self._stop)
+      played = self._evaluator.play(acting, seed, self._stop, env_steps)
       if self._stop.is_set():
         return
       recorded = self._record(env_steps, acting, seed)

@@ -30,7 +30,7 @@ class Policy:
     name: name of the run's experiment or script, such as `ppo`.
     seed: seed of the run.
     env_steps: env steps of the run at the checkpoint.
-    env: config of the environment.
+    env: config of the environment at the checkpoint, see `envs.at`.
     spec: spec of the environment.
     agent: the agent, without a mesh axis.
     acting: acting parameters, `agent.acting(state)`.
@@ -204,7 +204,7 @@ def load(
     name=saved.name,
     seed=config.seed,
     env_steps=env_steps,
-    env=config.env,
+    env=envs.at(config.env, env_steps),
     spec=spec,
     agent=agent,
     acting=jax.device_put(acting),

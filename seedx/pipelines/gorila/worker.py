@@ -262,7 +262,7 @@ class _Worker:
     self._source = work.plan.source(programs.agent, [device], replay_key)
     self._actor = local_actor.LocalActor(
       programs,
-      work.env,
+      protocol.env_at(work.env, exchange.welcome),
       seed=first_seed,
       rng_key=act_key,
       device=device,
