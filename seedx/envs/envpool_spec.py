@@ -217,8 +217,11 @@ def _check_options(env_id: str, options: Mapping[str, Any]) -> None:
     if type(default) is not int:
       continue
     if not isinstance(value, int | np.integer):
+      is_whole = isinstance(value, float) and value.is_integer()
+      remedy = f"; write {int(value)}" if is_whole else ""
       raise types.ConfigError(
         f"expected {env_id}'s {name} as a whole number, found {value!r:.80}"
+        f"{remedy}"
       )
     if default >= 0:
       low = 1 if default and name in _POSITIVE_OPTIONS else 0

@@ -576,6 +576,7 @@ def test_a_transform_that_cannot_be_used_is_named(function, message):
     (envs.Config("zzz"), "list_all_envs"),
     (envs.Config("Pong-v5", {"frame_skp": 2}), "mean frame_skip.*reward_clip"),
     (envs.Config("Pong-v5", {"frame_skip": "two"}), "a whole number"),
+    (envs.Config("Pong-v5", {"frame_skip": 4.0}), "found 4.0; write 4"),
     (
       envs.Config("Pong-v5", {"zero_discount_on_life_loss": True}),
       "episodic_life",

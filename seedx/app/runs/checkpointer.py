@@ -89,12 +89,14 @@ def chosen(
     return newest_first(checkpoints)
   if which == "best":
     return checkpoints.ranked()
-  if which not in map(str, checkpoints.steps()):
-    raise types.ConfigError(
-      f"expected {flag} latest, best or one of"
-      f" {', '.join(map(str, checkpoints.steps()))}, found {which!r}"
-    )
-  return [int(which)]
+  steps = checkpoints.steps()
+  with contextlib.suppress(ValueError):
+    if types.number(int, which) in steps:
+      return [types.number(int, which)]
+  raise types.ConfigError(
+    f"expected {flag} latest, best or one of {', '.join(map(str, steps))},"
+    f" found {which!r}"
+  )
 
 
 def first_whole(

@@ -219,7 +219,7 @@ def test_a_checkpoint_is_chosen_as_in_evaluate(tmp_path):
   def chosen(path, which="latest"):
     return take(config, path, which).origin["env_steps"]
 
-  assert chosen(path) == chosen(path, "1000") == 1_000
+  assert chosen(path) == chosen(path, "1000") == chosen(path, "1e3") == 1_000
   assert chosen(path, "best") == chosen(f"{path}/checkpoints/500/") == 500
   assert "(mean return unknown)" in take(config, path).words
   with pytest.raises(types.ConfigError, match="--init-checkpoint latest, best"):
