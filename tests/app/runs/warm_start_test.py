@@ -19,7 +19,7 @@ from seedx.app.runs import checkpointer, run_dirs, warm_start
 from seedx.learning import learner
 from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
 from seedx.runtime import process
-from tests import programs
+from tests import conftest, programs
 
 compiled_once = programs.compiled_once
 own_signals = programs.own_signals
@@ -29,6 +29,8 @@ SMALL = {"hidden_sizes": (8,)}
 WORKERS = local_actor.WorkersConfig(
   num_workers=1, envs_per_worker=2, unroll_length=4
 )
+# Pipelines whose agents have target parameters.
+TARGETS = [("apex",), ("anakin",)]
 REPLAY = replay_lib.Config(replay_capacity=64, replay_min_steps=8)
 
 
@@ -128,12 +130,17 @@ def test_parameters_pass_from_a_pipeline_to_each_other(pipeline, tmp_path):
     assert not np.array_equal(*kernels)
 
 
-def test_target_parameters_are_equal_to_those_taken(tmp_path):
+@pytest.mark.parametrize("pipeline", conftest.slow_but([("apex",)], TARGETS))
+def test_target_parameters_are_equal_to_those_taken(pipeline, tmp_path):
   source = config_of("apex", seed=9)
   _, state = learned(source)
   path = write(tmp_path / "run", source)
-  _, after, _ = assert_begins(config_of("apex"), path, state.params)
+  changes = {"agent": dqn.Config(**SMALL), "replay": REPLAY}
+  config = config_of(pipeline, **changes if pipeline == "anakin" else {})
+  made, after, _ = assert_begins(config, path, state.params)
   chex.assert_trees_all_equal(after.target_params, state.params)
+  if pipeline == "anakin":
+    next(made.steps())  # The program accepts and donates the state.
 
 
 def test_gorila_takes_and_gives_parameters(tmp_path):
