@@ -121,6 +121,67 @@ print("weight:", whole.weight)
 print("halves:", first.value, second.value)
 
 # %% [markdown]
+# ## Environments that reset themselves
+#
+# gymnax, the vector environments of Gym and Gymnasium's mode `SAME_STEP` reset
+# in the step in which an episode ends: the last reward arrives with the first
+# observation of the *next* episode, and the last observation is not in the
+# stream. `done` alone cannot cut such a stream rightly. Where the episode
+# terminated, the return is the last reward; where it was truncated, the value
+# of its own last observation follows (Gymnasium's `final_obs`; the next
+# observation belongs to the next episode). `losses.from_same_step` makes a
+# stream from these arrays, which has no steps between episodes. This is
+# PureJaxRL's `_calculate_gae`:
+
+
+# %%
+def calculate_gae(traj_batch, last_val):
+  """Returns advantages and the targets of V, `[T, B]`."""
+
+  def of_stream(reward, done, value, last):
+    stream = losses.from_same_step(reward, done, gamma=AGENT_DISCOUNT)
+    advantage = losses.gae(jnp.append(value, last), *stream, lambda_=0.95)
+    return advantage, advantage + value
+
+  batched = jax.vmap(of_stream, in_axes=(1, 1, 1, 0), out_axes=1)
+  return batched(*traj_batch, last_val)
+
+
+# %% [markdown]
+# Three steps with reward 1 and V 0. The second step ends an episode, once by
+# termination and once by truncation, with 8 as the value of its last
+# observation.
+
+# %%
+ones, ends = jnp.ones((3, 1)), jnp.array([[False], [True], [False]])
+advantage, _ = calculate_gae((ones, ends, 0 * ones), jnp.zeros(1))
+print("terminated:", advantage[:, 0])
+no_end, no_values = jnp.zeros(3, bool), jnp.zeros(4)
+cut = losses.from_same_step(
+  ones[:, 0], no_end, ends[:, 0], 8 * ones[:, 0], gamma=AGENT_DISCOUNT
+)
+print("truncated: ", losses.gae(no_values, *cut))
+
+# %% [markdown]
+# Gymnasium's default is `NEXT_STEP`: the last observation arrives like any
+# other, and the environment ignores the next action, whose "transition" leads
+# to the next episode. `losses.from_next_step` makes a stream with LAST and
+# FIRST steps of it, as at the beginning of this tour. A rollout of CleanRL may
+# begin where an episode has just ended (`next_done`), which is the argument
+# `ended`. The ignored actions have weight 0:
+
+# %%
+stream = losses.from_next_step(
+  reward=jnp.array([1.0, 1.0, 0.0, 1.0]),
+  terminated=jnp.array([False, True, False, False]),
+  truncated=jnp.array([False, False, False, False]),
+  gamma=AGENT_DISCOUNT,
+  ended=False,  # CleanRL's next_done before the rollout.
+)
+print("step types:", stream.step_type)
+print("weights:   ", losses.transitions(*stream, jnp.zeros(5)).weight)
+
+# %% [markdown]
 # ## n-step and lambda-returns
 #
 # How far does one reward reach? Here the only reward is at step 30 of 40, and V

@@ -2,7 +2,8 @@
 
 Step types and discounts are those of `dm_env`. A LAST step has discount 0 if
 Gymnasium calls it `terminated`, and 1 if `truncated`. The FIRST step of the
-next episode follows it; see `transitions`.
+next episode follows it; see `transitions`. Streams of environments that reset
+themselves are made by `from_same_step` and `from_next_step`.
 
 Every function raises AssertionError for an argument whose rank, dtype or shape
 differs from its docstring.
@@ -18,16 +19,26 @@ from seedx.losses.ppo import ppo
 from seedx.losses.q_learning import QLearningLoss, q_learning
 from seedx.losses.reductions import mean_share, sum_over_cores
 from seedx.losses.returns import gae, lambda_returns, n_step_returns
-from seedx.losses.streams import ActorCriticLoss, Transitions, transitions
+from seedx.losses.streams import (
+  ActorCriticLoss,
+  Stream,
+  Transitions,
+  from_next_step,
+  from_same_step,
+  transitions,
+)
 from seedx.losses.vtrace import vtrace
 
 __all__ = [
   "ActorCriticLoss",
   "Bootstraps",
   "QLearningLoss",
+  "Stream",
   "Transitions",
   "a2c",
   "categorical_q_learning",
+  "from_next_step",
+  "from_same_step",
   "gae",
   "lambda_returns",
   "mean_share",

@@ -25,6 +25,20 @@ class Transitions(NamedTuple):
   weight: jax.Array
 
 
+class Stream(NamedTuple):
+  """The time steps of a stream; the last three arguments of most losses.
+
+  Attributes:
+    step_type: `[T + 1]` int32 of `dm_env.StepType`.
+    reward: `[T + 1]`, reward that arrived with each time step.
+    discount: `[T + 1]`, discount of each time step, times gamma.
+  """
+
+  step_type: jax.Array
+  reward: jax.Array
+  discount: jax.Array
+
+
 class ActorCriticLoss(NamedTuple):
   """Losses of the steps of one stream.
 
@@ -111,7 +125,9 @@ def transitions(
   experience. A reset gets the reward `values[LAST]` and the discount 0, so its
   TD error is exactly 0 and no trace crosses it. A truncated episode bootstraps
   from the value of its own LAST step. So each step has the same loss as if its
-  episode were computed separately.
+  episode were computed separately. The reward of a FIRST step is not used: for
+  environments that return the last reward with the first observation of the
+  next episode, see `from_same_step`.
 
   >>> steps = transitions(
   ...   step_type=jnp.array([1, 2, 0]),  # MID, LAST (truncated), FIRST
@@ -142,6 +158,122 @@ def transitions(
   )
 
 
+def from_same_step(
+  reward: jax.Array,
+  terminated: jax.Array,
+  truncated: jax.Array | None = None,
+  final_values: jax.Array | None = None,
+  *,
+  gamma: float | jax.Array,
+) -> Stream:
+  """Makes a stream of an environment that resets in the step that ends.
+
+  This is how gymnax, Gym's vector environments and Gymnasium's `SAME_STEP`
+  work: the last reward comes with the first observation of the next episode,
+  and no time step has the last observation. So no step of the stream is LAST or
+  FIRST, and all have weight 1. Where an episode ends, the discount is 0; where
+  it is truncated, the reward includes gamma V(last observation). All losses of
+  this package have the right targets then, except that
+  `categorical_q_learning` bootstraps from the mean of a truncated episode's
+  distribution.
+
+  >>> stream = from_same_step(
+  ...   reward=jnp.array([1.0, 2.0, 3.0]),
+  ...   terminated=jnp.array([False, True, False]),
+  ...   truncated=jnp.array([False, False, True]),
+  ...   final_values=jnp.array([0.0, 0.0, 8.0]),
+  ...   gamma=0.5,
+  ... )
+  >>> stream.reward.tolist(), stream.discount.tolist()
+  ([0.0, 1.0, 2.0, 7.0], [0.5, 0.5, 0.0, 0.0])
+
+  Args:
+    reward: `[T]` float, reward of each action.
+    terminated: `[T]` bool, whether the action terminated the episode.
+    truncated: `[T]` bool, whether it truncated the episode; None for never.
+    final_values: `[T]` float, V of the episode's last observation (Gymnasium's
+      `final_obs`), read where `truncated` is true, and without a gradient. For
+      Q-learning, the value of the best action, as in the loss.
+    gamma: discount of the agent.
+
+  Returns:
+    The stream of T + 1 steps. Other arguments of a loss, such as `values`, have
+    the observation before each action, and at last the one after all actions.
+
+  Raises:
+    ValueError: only one of `truncated` and `final_values` is given.
+  """
+  terminated = _flags("terminated", terminated, reward)
+  ended = terminated
+  if truncated is not None and final_values is not None:
+    truncated = _flags("truncated", truncated, reward) & ~terminated
+    names = "reward, final_values"
+    chex.assert_equal_shape([reward, final_values], custom_message=names)
+    bootstrap = gamma * jax.lax.stop_gradient(final_values)
+    reward = reward + jnp.where(truncated, bootstrap, 0.0)
+    ended = terminated | truncated
+  elif truncated is not None or final_values is not None:
+    raise ValueError(
+      "expected truncated and final_values, or neither: a truncated episode"
+      " bootstraps from the value of its last observation"
+    )
+  return Stream(
+    step_type=jnp.full(len(reward) + 1, int(dm_env.StepType.MID)),
+    reward=_after(0.0, reward),
+    discount=_after(gamma, jnp.where(ended, 0.0, gamma)),
+  )
+
+
+def from_next_step(
+  reward: jax.Array,
+  terminated: jax.Array,
+  truncated: jax.Array,
+  *,
+  gamma: float | jax.Array,
+  ended: bool | jax.Array = False,
+) -> Stream:
+  """Makes a stream of an environment that resets in the step after the end.
+
+  This is how the vector environments of Gymnasium 1.x work by default
+  (`NEXT_STEP`): the last observation is returned like any other, then an action
+  is ignored, and the next episode's first observation comes with reward 0. The
+  stream has the steps LAST and FIRST there, and losses give the ignored action
+  weight 0, see `transitions`.
+
+  >>> stream = from_next_step(
+  ...   reward=jnp.array([1.0, 2.0, 0.0]),
+  ...   terminated=jnp.array([False, False, False]),
+  ...   truncated=jnp.array([False, True, False]),
+  ...   gamma=0.5,
+  ... )
+  >>> stream.step_type.tolist(), stream.discount.tolist()
+  ([1, 1, 2, 0], [0.5, 0.5, 0.5, 0.5])
+
+  Args:
+    reward: `[T]` float, reward of each action.
+    terminated: `[T]` bool, whether the episode terminated with the observation
+      after the action.
+    truncated: `[T]` bool, whether it was truncated there.
+    gamma: discount of the agent.
+    ended: `[]` bool, whether an episode had ended with the observation before
+      the first action, which was then ignored.
+
+  Returns:
+    The stream of T + 1 steps.
+  """
+  terminated = _flags("terminated", terminated, reward)
+  last = terminated | _flags("truncated", truncated, reward)
+  last = _after(jnp.asarray(ended, bool), last)
+  kinds = dm_env.StepType
+  step_type = jnp.where(last, int(kinds.LAST), int(kinds.MID))
+  first = _after(False, last[:-1])
+  return Stream(
+    step_type=jnp.where(first, int(kinds.FIRST), step_type),
+    reward=_after(0.0, reward),
+    discount=_after(gamma, jnp.where(terminated, 0.0, gamma)),
+  )
+
+
 def num_transitions(step_type: jax.Array) -> int:
   """Returns T of a stream with `step_type`, `[T + 1]` integers.
 
@@ -155,3 +287,18 @@ def num_transitions(step_type: jax.Array) -> int:
     step_type, axis=0, val=2, custom_message="step_type"
   )
   return step_type.shape[0] - 1
+
+
+def _flags(name: str, flags: jax.Array, reward: jax.Array) -> jax.Array:
+  """Returns flags of the T actions of one stream as bools."""
+  names = f"reward, {name} of one stream; use jax.vmap for a batch of streams"
+  chex.assert_rank([reward, flags], 1, custom_message=names)
+  chex.assert_equal_shape([reward, flags], custom_message=names)
+  chex.assert_type(reward, float, custom_message="reward")
+  return jnp.asarray(flags).astype(bool)
+
+
+def _after(first: jax.typing.ArrayLike, others: jax.Array) -> jax.Array:
+  """Returns `[T + 1]`, a number followed by T others of its dtype."""
+  others = jnp.asarray(others)
+  return jnp.concatenate([jnp.full(1, first, others.dtype), others])
