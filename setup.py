@@ -77,6 +77,7 @@ setuptools.setup(
   entry_points={"console_scripts": ["seedx = seedx.__main__:program"]},
   install_requires=[
     "chex>=0.1.90",
+    "cloudpickle>=3",
     "distrax>=0.1.8",
     "dm-env>=1.6",
     "dm-tree>=0.1.9",

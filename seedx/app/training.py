@@ -26,6 +26,7 @@ from seedx.app.runs import (
   run_dirs,
   warm_start,
 )
+from seedx.envs import functions
 from seedx.launch import admission, hosts, instances, ray_cluster
 from seedx.launch import config as launch_config
 from seedx.launch import nodes as nodes_lib
@@ -216,6 +217,7 @@ def run(
       if None. On another machine, the clock starts with the training there.
   """
   wall_clock = wall_clock_lib.WallClock(started_seconds)
+  functions.check_not_importing()
   _check_pipeline(config)
   asked = asked or config
   record = run_dirs.record(config, asked, experiment)

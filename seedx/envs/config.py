@@ -2,17 +2,17 @@
 
 import dataclasses
 import difflib
-import importlib
+import functools
+import os
 import pathlib
 import pickle
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seedx import types
-from seedx.envs import families
+from seedx.envs import families, functions
 
 Transform = Callable[[types.Tree], types.Tree]
 
@@ -69,7 +69,8 @@ class Config:
   Attributes:
     env: name of an EnvPool environment; seedx:NAME for one of seedx's; or
       MODULE:FACTORY for your own, jax:MODULE:FACTORY if it consists of JAX
-      functions. MODULE is in the current directory or installed.
+      functions. MODULE is in the current directory or installed. In Python,
+      the factory itself, a function or a class; its name is kept.
     env_options: options of the EnvPool environment or the seedx task, or
       keyword arguments of your factory. EnvPool's `stack_num` is 1 by default,
       because the network stacks frames. An option `env_steps` of your factory
@@ -82,7 +83,7 @@ class Config:
       several choices, the mask is `[choices, values]`, or joint: an entry for
       each combination, which is then one action of the agent.
     observation_transform: MODULE:FUNCTION of yours that maps observations `[B,
-      ...]` to what the agent sees, in NumPy.
+      ...]` to what the agent sees, in NumPy. In Python, the function itself.
     log_info: numbers in the last `info` of each episode, whose means are the
       metrics info_NAME, such as is_success; A/B is entry B of entry A. NaN does
       not count.
@@ -94,6 +95,51 @@ class Config:
   action_mask: str = DEFAULT_ACTION_MASK
   observation_transform: str = ""
   log_info: Sequence[str] = types.setting((), labels=False)
+
+  if TYPE_CHECKING:
+
+    def __init__(
+      self,
+      env: str | Callable[..., Any] = "CartPole-v1",
+      env_options: Mapping[str, Any] = ...,
+      info_keys: Sequence[str] = (),
+      action_mask: str = DEFAULT_ACTION_MASK,
+      observation_transform: str | Transform = "",
+      log_info: Sequence[str] = (),
+    ) -> None: ...
+
+  def __post_init__(self) -> None:
+    """Replaces functions by their names.
+
+    Raises:
+      types.ConfigError: a function has no name for other processes.
+    """
+    env: Any = self.env
+    transform: Any = self.observation_transform
+    if isinstance(env, functools.partial) and not env.args:
+      options = {**env.keywords, **self.env_options}
+      object.__setattr__(self, "env_options", options)
+      env = env.func
+    if not isinstance(env, str):
+      prefix = JAX_PREFIX if _makes_functional(env) else ""
+      env = f"{prefix}{functions.name_of(env)}"
+    if not isinstance(transform, str):
+      transform = functions.name_of(transform)
+    prefix = JAX_PREFIX if env.startswith(JAX_PREFIX) else ""
+    env = prefix + functions.canonical(env.removeprefix(prefix))
+    object.__setattr__(self, "env", env)
+    transform = functions.canonical(transform)
+    object.__setattr__(self, "observation_transform", transform)
+
+  def __getstate__(self) -> dict[str, Any]:
+    """Adds the functions that other processes cannot import."""
+    names = self.env.removeprefix(JAX_PREFIX), self.observation_transform
+    return {**vars(self), "": (functions.pickled(names), os.getpid())}
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    """Keeps these functions for this process."""
+    functions.bring(*state.pop(""))
+    vars(self).update(state)
 
 
 def at(config: Config, env_steps: int) -> Config:
@@ -199,20 +245,14 @@ def load_function(name: str, role: str) -> Callable[..., Any]:
     types.ConfigError: the function cannot be imported, or is not callable.
   """
   expected = f"expected {role} package.module:function, found {name!r}"
-  module, colon, function = name.partition(":")
-  if not colon:
+  if ":" not in name:
     raise types.ConfigError(f"{expected}, which has no colon")
-  if module == "__main__":
-    raise types.ConfigError(
-      f"{expected}: a program cannot be imported, only a module can"
-    )
-  current_directory = str(pathlib.Path.cwd())
-  if sys.path[0] != current_directory:
-    sys.path.insert(0, current_directory)
   try:
-    loaded = getattr(importlib.import_module(module), function)
+    loaded = functions.load(name)
   except Exception as error:  # A module may raise anything.
-    raise types.ConfigError(f"{expected}: {in_one_line(error)}") from error
+    refusal = isinstance(error, types.ConfigError)
+    reason = str(error) if refusal else in_one_line(error)
+    raise types.ConfigError(f"{expected}: {reason}") from error
   if not callable(loaded):
     raise types.ConfigError(f"{expected}, which is not callable: {loaded!r}")
   return loaded
@@ -230,6 +270,12 @@ def pickled(value: Any) -> bytes:
     raise types.ConfigError(
       f"expected options that can be pickled for another process: {error}"
     ) from error
+
+
+def _makes_functional(factory: Any) -> bool:
+  """Returns whether a factory is a class of JAX functions."""
+  names = "init", "step"
+  return isinstance(factory, type) and all(hasattr(factory, x) for x in names)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -51,7 +51,10 @@ def _main() -> None:
     # Blocks EnvPool's import of JAX, which doubles memory and takes a second.
     sys.modules["jax"] = None  # type: ignore[assignment]
   if parent:
-    multiprocessing.spawn.prepare(parent)
+    from seedx.envs import functions
+
+    with functions.importing("the script"):
+      multiprocessing.spawn.prepare(parent)
   run, config = pickle.loads(work)
   run(config, threading.Event())
   if folder:

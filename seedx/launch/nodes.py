@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing.spawn
 import os
 import pickle
+import pickletools
 import struct
 import threading
 from collections.abc import Callable
@@ -73,7 +74,7 @@ def message(node: Node, folder: str) -> bytes:
     ) from error
   # The new process imports this program only if the work refers to it.
   parent = {}
-  if b"__main__" in work:
+  if any(argument == "__main__" for _, argument, _ in pickletools.genops(work)):
     parent = multiprocessing.spawn.get_preparation_data(node.role)
     parent.pop("authkey", None)  # This key cannot be pickled.
   sharing = node.count if node.needs_jax else 0

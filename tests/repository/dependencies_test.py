@@ -16,6 +16,7 @@ from tests import programs
 # Modules that only one file imports, so that they load late.
 _LATE = {
   "PIL": {"seedx/app/videos.py"},
+  "cloudpickle": {"seedx/envs/functions.py"},
   "distrax": {"seedx/distributions.py"},
   "matplotlib": {"seedx/app/drawing.py"},
   "rich": {"seedx/metrics/status.py"},

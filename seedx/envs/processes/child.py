@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from seedx import signals, types
 from seedx.envs import config as env_config
+from seedx.envs import functions
 from seedx.envs.processes import messages
 
 # Seconds between checks that a process is alive. The pipe of a dead process may
@@ -65,8 +66,10 @@ class Child:
     """Starts the process; `memory` is the file of the shared rows.
 
     Raises:
-      types.ConfigError: the job cannot be pickled.
+      types.ConfigError: the job cannot be pickled; or this process imports the
+        module of the environment, whose code starts this process.
     """
+    functions.check_not_importing(job.config.env)
     message = env_config.pickled(job)
     self.job = job
     self.pending_resets = self.failures = self.episodes = 0
