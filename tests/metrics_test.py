@@ -415,6 +415,17 @@ def test_before_the_first_update_a_row_has_the_time_and_no_rate():
   assert learning[2] == "490k" and learning[-1] == "learner"
 
 
+def test_before_the_first_step_a_row_shows_a_wait_for_environments():
+  sink, stream, clock = console()
+  for steps, share in ((0, 0.5), (0, 1.0), (64, 1.0)):
+    waits = {"policy_lag": None, "acting_wait_environments": share}
+    sink.write({**LINE, **waits, "env_steps": steps})
+    clock.sleep(10.0)
+  reasons = [" ".join(row[6:-1]) for row in rows(stream)[1:]]
+  wait = "waiting for the first observation"
+  assert reasons == ["compiling", wait, "compiling"]
+
+
 def test_while_the_replay_fills_a_row_has_a_rate_and_no_bottleneck():
   sink, stream, _ = console()
   sink.write({**LINE, "policy_lag": None, "replay_size": 400})

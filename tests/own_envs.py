@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import random
 import signal
 import sys
 import time
@@ -361,6 +362,15 @@ class Failing(Counting):
       os.kill(os.getpid(), signal.SIGKILL)
     if self._how == "hang":
       time.sleep(1000)
+    returned = {
+      "old gym": (np.zeros(4), 0.0, False, {}),
+      "nothing": None,
+      "no observation": (None, 0.0, False, False, {}),
+      "float done": (np.zeros(4), False, 1.0, False, {}),
+      "none done": (np.zeros(4), 0.0, None, False, {}),
+    }
+    if self._how in returned:
+      return returned[self._how]
     observation, reward = {
       "shape": (np.zeros(5), 0.0),
       "too large": ([0, 1e300, 0, 0], 0.0),  # Infinite in 32 bits.
@@ -419,6 +429,17 @@ def killed(marks, times):
 
 def returns_nothing():
   return None
+
+
+class NoSpaces(gymnasium.Env):
+  """Has no spaces, as if its constructor forgot them."""
+
+
+class Drawing(Counting):
+  """Observes numbers of the generators that the process shares."""
+
+  def _observe(self):
+    return np.array([np.random.rand(), random.random(), 0, 0])
 
 
 class RaisesInReset(Counting):

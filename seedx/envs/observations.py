@@ -333,10 +333,16 @@ class Finisher:
     # Among several choices, one without a legal value is no error.
     stuck = none_legal.reshape(len(index), -1).all(axis=1) & ~last
     if np.any(stuck):
+      k = int(index[stuck][0])
       raise ValueError(
-        f"expected a legal action in {key!r} of every environment, found none"
-        f" in environments {index[stuck].tolist()}: correct the environment, or"
-        " set action_mask to the entry that is the mask"
+        failure(
+          self.config.env,
+          k,
+          self.restart_seeds.get(k, self.seed),
+          f"expected a legal action in the mask {key!r} while its episode"
+          " continues, found none: end the episode where no action is legal, or"
+          " set action_mask to another entry",
+        )
       )
     if not np.any(none_legal):
       return observation

@@ -33,7 +33,7 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
       with child.new_memory() as memory:
         worker = child.Child(messages.Job(config, 0, 1, 1, 0, False), memory)
       try:
-        _signatures[key] = worker.signature()
+        (_signatures[key],) = child.signatures([worker])
       finally:
         child.end([worker])
     signature = _signatures[key]
@@ -213,7 +213,7 @@ class ProcessEnvironment:
         render=self._render,
       )
       self._processes.append(child.Child(job, self._memory))
-    signature, *others = [worker.signature() for worker in self._processes]
+    signature, *others = child.signatures(self._processes)
     for other in others:
       messages.check_same(self._name, signature, other)
     self._shared = messages.shared_rows(
@@ -283,7 +283,8 @@ class ProcessEnvironment:
       new.failures = failures
       self._processes[position] = new
       try:
-        messages.check_same(self._name, self._signature, new.signature())
+        (signature,) = child.signatures([new])
+        messages.check_same(self._name, self._signature, signature)
         break
       except (types.ConfigError, child.KilledError) as error:
         failure = str(error)

@@ -29,6 +29,8 @@ _ROWS_PER_HEADER = 20
 # After this time without an env step or an update, a message replaces the
 # bottleneck.
 _STALLED_SECONDS = 5.0
+# Share of time above which inference only waits.
+_ONLY_WAITS = 0.9
 # For each bottleneck: the side that waits for it, and the name of the wait.
 _EVIDENCE = {
   "environments": ("inference waits for them", meters.WAIT_ENVIRONMENTS),
@@ -101,12 +103,16 @@ class Console:
   def _startup(self, line: sinks.Line) -> dict[str, str]:
     """Formats a line as `_progress` does, before the first update."""
     unknown = dict.fromkeys(("policy_lag", "left"), "-")
-    if self._others_join and _number(line, "env_steps") == self._first_steps:
+    no_steps = _number(line, "env_steps") == self._first_steps
+    waits = _number(line, meters.WAIT_ENVIRONMENTS) or 0.0
+    if self._others_join and no_steps:
       reason = "waiting for others to join"
     elif _number(line, "replay_size"):
       reason = "filling the replay"
     else:  # The rate is not meaningful yet.
       reason, unknown = "compiling", unknown | {"rate": "-"}
+      if no_steps and waits > _ONLY_WAITS:
+        reason = "waiting for the first observation"
     seconds = _duration(self._clock() - self._start_seconds)
     status = {"label": "", "bottleneck": f"{reason} {seconds}", "evidence": ""}
     return self._progress(line) | unknown | status

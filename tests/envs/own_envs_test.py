@@ -6,6 +6,7 @@ import io
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 from multiprocessing import connection
@@ -316,12 +317,16 @@ def test_a_mask_of_two_choices_is_separate_or_joint(start):
 
 UNUSABLE = [
   (envs.Config("no_such_module:make"), "No module named 'no_such_module'"),
-  (envs.Config("__main__:make"), "found no make; .*my_env:make"),
+  (
+    envs.Config("__main__:make"),
+    "found no make; .*my_env:make",
+  ),
   (config_of("no_such_factory"), "no attribute 'no_such_factory'"),
   (config_of("sys"), "not callable"),
   (config_of("raises_on_two_lines"), r"Error: one two \(own_envs.py, line"),
   (config_of("exits"), "raises SystemExit: enough"),
   (config_of("returns_nothing"), "gymnasium.Env or a dm_env.*found .*NoneType"),
+  (config_of("NoSpaces"), "observation_space raises AttributeError"),
   (config_of("Counting", {"lgo": 1}), "option 'lgo'. Did you mean log?"),
   (config_of("Counting", {"seed": 1}), "option 'seed' is not supported"),
   (config_of("unseeded_dm"), "a parameter named seed.*speed"),
@@ -374,7 +379,10 @@ def test_an_environment_without_a_legal_action_is_named(start):
   environment = start("Masked", 2, none, fields={"action_mask": "legal"})
   run(environment, [[1, 1]])
   environment.send(np.array([0, 1], np.int32), np.array([2, 2]))
-  with pytest.raises(ValueError, match=r"legal action in 'legal'.*\[0, 1\]"):
+  message = (
+    "environment 0 of .*Masked, with the seed 0, .*mask 'legal'.* end the"
+  )
+  with pytest.raises(ValueError, match=message):
     environment.recv()
 
 
@@ -441,6 +449,42 @@ def test_a_seed_and_options_reach_the_factory(start):
   rows = start("takes_a_seed", 2, {"size": 2}, seed=3).recv()
   # The factory has set the episode number to 200 + seed; the reset adds 1.
   assert rows.timestep.observation.tolist() == [[3, 204, 0, 0], [4, 205, 0, 0]]
+
+
+def test_processes_seed_the_generators_that_environments_share(start):
+  def draw(seed):
+    environment = start("Drawing", 4, seed=seed, num_threads=2)
+    rows = run(environment, np.ones((3, 4), int))
+    environment.close()
+    return rows.timestep.observation[..., :2]
+
+  numbers = draw(3)
+  np.testing.assert_array_equal(draw(3), numbers)
+  assert len(np.unique(numbers)) == numbers.size
+  assert not np.isin(numbers, draw(50)).any()
+
+
+def test_the_wait_for_first_observations_is_reported(start, monkeypatch, capfd):
+  monkeypatch.setattr(child, "_REPORT_SECONDS", 0.0)
+  start("Counting", 4, num_threads=2)
+  numbers = re.findall(
+    r"Counting: waiting for the first observation, (\d) of 4 environments, 2 at"
+    " a time, for",
+    capfd.readouterr().err,
+  )
+  assert numbers and sorted(numbers) == numbers
+
+
+def test_each_environment_is_counted_when_it_is_ready():
+  config, received = config_of("Counting"), []
+  with child.new_memory() as memory:
+    worker = child.Child(messages.Job(config, 0, 3, 3, 0, False), memory)
+    receive = worker.receive
+    worker.receive = lambda: received.append(receive()) or received[-1]
+    child.signatures([worker])
+    child.end([worker])
+  kinds = [kind for kind, _ in received]
+  assert kinds == [messages.READY] * 3 + [messages.SIGNATURE]
 
 
 def test_a_module_of_the_current_directory_comes_first(
@@ -552,6 +596,11 @@ def test_send_refuses_wrong_actions(start):
     ("text", "environment 2 of .* a number as reward, found '3' of type str"),
     ("complex", r"environment 2 of .* a number as reward, found \(1\+2j\)"),
     ("rewards", "environment 2 of .* a number as reward, found array"),
+    ("old gym", "environment 2 of .* found tuple of 4, as in old Gym: done is"),
+    ("nothing", "environment 2 of .* a tuple of 5 .*, found NoneType"),
+    ("no observation", "environment 2 of .* an object of type NoneType"),
+    ("float done", "environment 2 of .* True or False as termin.*found 1.0"),
+    ("none done", "environment 2 of .* True or False as termin.*found None"),
     ("die", "environments 2 to 3 of .*, with the seeds .*status 7"),
     ("killed", "environments 2 to 3 of .*SIGKILL"),
   ],
@@ -572,7 +621,7 @@ def test_every_recv_after_a_failure_raises_it(
   log.unlink()  # Ends the child that kept the killed process's files open.
   if how == "raise":
     assert "in _fail" in str(caught.value)  # The environment's own traceback.
-  elif "as reward" in message:
+  elif "reward, found" in message or how in ("old gym", "nothing", "none done"):
     assert "\n" not in str(caught.value)
 
 
@@ -650,11 +699,11 @@ def test_a_failed_restart_is_repeated(start, monkeypatch, capfd):
   rows, tries = environment.recv(), []
   signature = child.Child.signature
 
-  def killed_once(self):
+  def killed_once(self, *message):
     tries.append(self)
     if len(tries) == 1:
       raise child.KilledError("it was killed")
-    return signature(self)
+    return signature(self, *message)
 
   monkeypatch.setattr(child.Child, "signature", killed_once)
   environment.send(rows.index, np.ones(2, int))

@@ -23,6 +23,10 @@ CHECK_SECONDS = 1.0
 # Seconds for environments to write files when they are closed.
 _CLOSE_SECONDS = 2.0
 
+# Seconds until environments that are not ready are reported; then twice as
+# long, and so on.
+_REPORT_SECONDS = 10.0
+
 # Maximum length of a message; frames are the longest.
 _MAX_MESSAGE_BYTES = 2**28
 
@@ -120,14 +124,8 @@ class Child:
       return messages.FAILURE, self.garbage(error).encode()
     return message[:1], message[1:]
 
-  def signature(self) -> messages.Signature:
-    """Waits until the environments are made; returns their specs.
-
-    Raises:
-      types.ConfigError: the process cannot make its environments.
-      KilledError: the process was killed meanwhile.
-    """
-    kind, payload = self.receive()
+  def signature(self, kind: bytes, payload: bytes) -> messages.Signature:
+    """Reads the environments' specs from a message; see `signatures`."""
     if kind == messages.FAILURE and self._popen.poll() == -signal.SIGKILL:
       raise KilledError(payload.decode(errors="replace"))
     if kind in (messages.REFUSAL, messages.FAILURE):
@@ -167,6 +165,43 @@ class Child:
     return (
       f"{self._name()} has died with {cause}; see its output above, if any"
     ).encode()
+
+
+def signatures(workers: Sequence[Child]) -> list[messages.Signature]:
+  """Waits until all environments are made and reset; returns their specs.
+
+  Prints the number of environments that are ready, if that takes long.
+
+  Raises:
+    types.ConfigError: a process cannot make its environments.
+    KilledError: a process was killed meanwhile.
+  """
+  start, report_seconds = time.monotonic(), _REPORT_SECONDS
+  waiting, specs, ready = list(workers), {}, 0
+  while waiting:
+    connection.wait([worker.replies for worker in waiting], CHECK_SECONDS)
+    for worker in list(waiting):
+      if not (worker.has_died() or worker.replies.poll()):
+        continue
+      kind, payload = worker.receive()
+      if kind == messages.READY:
+        ready += 1
+      else:
+        specs[worker] = worker.signature(kind, payload)
+        waiting.remove(worker)
+    seconds = time.monotonic() - start
+    if waiting and seconds >= report_seconds:
+      report_seconds = 2 * seconds
+      print(_report(workers, ready, seconds), file=sys.stderr, flush=True)
+  return [specs[worker] for worker in workers]
+
+
+def _report(workers: Sequence[Child], ready: int, seconds: float) -> str:
+  total = sum(worker.job.count for worker in workers)
+  return (
+    f"{workers[0].job.config.env}: waiting for the first observation, {ready}"
+    f" of {total} environments, {len(workers)} at a time, for {seconds:.0f} s"
+  )
 
 
 def new_memory() -> BinaryIO:

@@ -6,7 +6,8 @@ sends their indices, and does not write them again before the environment's next
 action.
 
 A worker receives a pickled `Job` and then any number of RESET, STEP and RENDER
-through one pipe. Through another pipe it answers the `Job` with SIGNATURE,
+through one pipe. Through another pipe it answers the `Job` with READY for each
+environment that it has made and reset, and then with SIGNATURE; and it answers
 RESET with FIRST_ROWS, STEP with ROWS, and RENDER with FRAME. REFUSAL may
 replace any answer, and is the last message unless it replaces FRAME. FAILURE
 may replace any answer, and is the last message. The first byte of a message is
@@ -29,6 +30,7 @@ RESET = b"S"
 STEP = b"A"  # Followed by int32 indices.
 RENDER = b"V"
 
+READY = b"E"
 SIGNATURE = b"D"  # Followed by a pickled `Signature`.
 FIRST_ROWS = b"0"  # Followed by int32 indices.
 ROWS = b"R"  # Followed by int32 indices.

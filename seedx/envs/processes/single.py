@@ -52,14 +52,17 @@ class Leaf:
           f" {list(value) if isinstance(value, Mapping) else type(value)}"
         )
       value = value[key]
-    if type(value) is not np.ndarray:
+    kind = type(value)
+    if kind is not np.ndarray:
       value = np.asarray(value)
     if value.shape != self.spec.shape or value.dtype.kind not in self.kinds:
+      actual = f"shape {value.shape} and dtype {value.dtype}"
+      if value.dtype.kind == "O":
+        actual = f"an object of type {kind.__name__}"
       raise WrongStepError(
         f"expected the observation{_path_text(self.path)} to have shape"
         f" {self.spec.shape} and dtype {self.spec.dtype}, as in the"
-        f" environment's spec, found shape {value.shape} and dtype"
-        f" {value.dtype}"
+        f" environment's spec, found {actual}"
       )
     if self.offset is not None:
       value = value - self.offset
@@ -161,6 +164,24 @@ def number(name: str, value: Any) -> float:
   raise WrongStepError(
     f"expected a number as {name}, found {value!r:.80} of type"
     f" {type(value).__name__}"
+  )
+
+
+def flag(name: str, value: Any) -> bool:
+  """Converts a bool, an integer or an array of one of these to a bool.
+
+  Raises:
+    WrongStepError: the value is something else; the message calls it `name`.
+  """
+  if value is True or value is False:
+    return value
+  array = np.asarray(value)
+  if array.size == 1 and array.dtype.kind in "biu":
+    return bool(array.item())
+  raise WrongStepError(
+    f"expected True or False as {name}, found {value!r:.80} of type"
+    f" {type(value).__name__}; step returns (observation, reward, terminated,"
+    " truncated, info)"
   )
 
 

@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
@@ -28,9 +28,13 @@ class Single:
         fails.
     """
     name = config.env
-    self.action = _action(name, env.action_space)
+    observation_space, action_space = (
+      single.attempt(name, x, getattr, env, x)
+      for x in ("observation_space", "action_space")
+    )
+    self.action = _action(name, action_space)
     leaves = single.leaves(
-      _without_text(name, env.observation_space),
+      _without_text(name, observation_space),
       functools.partial(_leaf, name),
     )
     returned = single.attempt(name, "reset", env.reset, seed=seed)
@@ -59,14 +63,19 @@ class Single:
 
   def step(self, action: Any) -> single.Step:
     """See `single.Single`."""
-    observation, reward, terminated, truncated, info = self._env.step(action)
+    returned = self._env.step(action)
+    if not isinstance(returned, tuple | list) or len(returned) != 5:
+      _refuse(returned)
+    observation, reward, terminated, truncated, info = returned
     observation = observations.joined(observation, info, self._info_keys)
     reward = single.number("reward", reward)
+    terminated = single.flag("terminated", terminated)
+    truncated = single.flag("truncated", truncated)
     if self._last_info is not None and (terminated or truncated):
       self.last_info = self._last_info.read(info)
     if terminated:
       return observation, reward, 0.0, True
-    return observation, reward, 1.0, bool(truncated)
+    return observation, reward, 1.0, truncated
 
   def render(self) -> Any:
     """See `single.Single`."""
@@ -79,6 +88,19 @@ class Single:
   def close(self) -> None:
     """See `single.Single`."""
     self._env.close()
+
+
+def _refuse(returned: Any) -> NoReturn:
+  """Raises the error for what is no result of a step."""
+  actual = type(returned).__name__
+  if isinstance(returned, Sequence):
+    actual = f"{actual} of {len(returned)}"
+    if len(returned) == 4:
+      actual += ", as in old Gym: done is terminated, or truncated at a limit"
+  raise single.WrongStepError(
+    "expected step to return a tuple of 5 (observation, reward, terminated,"
+    f" truncated, info), found {actual}"
+  )
 
 
 @functools.cache

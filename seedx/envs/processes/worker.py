@@ -5,9 +5,11 @@ may not, and ends when the parent closes the pipes, or has ended for any reason.
 """
 
 import dataclasses
+import functools
 import inspect
 import os
 import pickle
+import random
 import select
 import sys
 import threading
@@ -63,13 +65,19 @@ class _Failure(Exception):
 class _Worker:
   """The environments of a process, which have the same `signature`."""
 
-  def __init__(self, job: messages.Job, memory: int) -> None:
+  def __init__(
+    self, job: messages.Job, memory: int, ready: Callable[[], None]
+  ) -> None:
+    """Makes the environments; calls `ready` after each."""
     self._name, self._first = job.config.env, job.first
     self._seed = job.seed
-    self._environments = [
-      _make(job.config, job.seed + k, job.render)
-      for k in range(job.first, job.first + job.count)
-    ]
+    # For environments that draw from the generators of the process.
+    random.seed(job.seed + job.first)
+    np.random.seed(job.seed + job.first)
+    self._environments = []
+    for k in range(job.first, job.first + job.count):
+      self._environments.append(_make(job.config, job.seed + k, job.render))
+      ready()
     signature, *others = map(_signature, self._environments)
     for other in others:
       messages.check_same(self._name, signature, other)
@@ -195,7 +203,9 @@ def _serve(
   requests: connection.Connection, replies: connection.Connection, memory: int
 ) -> None:
   try:
-    worker = _Worker(_job(requests.recv_bytes()), memory)
+    job = _job(requests.recv_bytes())
+    ready = functools.partial(replies.send_bytes, messages.READY)
+    worker = _Worker(job, memory, ready)
   except types.ConfigError as error:
     replies.send_bytes(messages.REFUSAL + str(error).encode())
     return
@@ -252,7 +262,8 @@ def _make(config: env_config.Config, seed: int, render: bool) -> single.Single:
   kind = type(env)
   raise types.ConfigError(
     f"{name}: expected the factory to return a gymnasium.Env or a"
-    f" dm_env.Environment, found {kind.__module__}.{kind.__qualname__}"
+    f" dm_env.Environment, found {kind.__module__}.{kind.__qualname__}; derive"
+    f" it from one of them, or use jax:{name} if it consists of JAX functions"
   )
 
 
