@@ -1,7 +1,9 @@
 """Action distributions, whose parameters are a policy head's outputs."""
 
 import dataclasses
+import functools
 import importlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import dm_env.specs
@@ -96,7 +98,8 @@ class BoundedGaussian:
 
   Parameters of 0 give a mean at the middle of the bounds, and a standard
   deviation of a quarter of their range. Samples are not clipped, so that
-  log-probabilities are exact; environments clip actions.
+  log-probabilities are exact; environments clip actions. `for_spec` chooses
+  the bounds of dimensions that have none, or only one.
 
   Attributes:
     minimum: lower bound of each of the A dimensions.
@@ -124,7 +127,39 @@ class BoundedGaussian:
     return _distrax().MultivariateNormalDiag(middle + half * mean, scale)
 
 
-Policy = Categorical | MultiCategorical | BoundedGaussian
+@dataclasses.dataclass(frozen=True)
+class Hybrid:
+  """Products of a distribution of choices and a distribution of numbers.
+
+  Actions are float32 vectors, the choices followed by the numbers, see
+  `types.HybridArray`.
+  """
+
+  choices: MultiCategorical
+  numbers: BoundedGaussian
+
+  @property
+  def num_parameters(self) -> int:
+    """Number of outputs of the policy head: those of both distributions."""
+    return self.choices.num_parameters + self.numbers.num_parameters
+
+  def __call__(
+    self, parameters: jax.Array, action_mask: jax.Array | None = None
+  ) -> "distrax.Distribution":
+    """Returns the distribution; actions are `[..., A]` float32.
+
+    Args:
+      parameters: `[..., P]`, those of the choices and then of the numbers.
+      action_mask: mask of the choices, see `MultiCategorical`.
+    """
+    first = self.choices.num_parameters
+    return _product_class()(
+      self.choices(parameters[..., :first], action_mask),
+      self.numbers(parameters[..., first:]),
+    )
+
+
+Policy = Categorical | MultiCategorical | BoundedGaussian | Hybrid
 
 
 @jax.tree_util.register_dataclass
@@ -169,31 +204,97 @@ def only_legal(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
 def for_spec(spec: dm_env.specs.BoundedArray) -> Policy:
   """Returns the kind of distribution for an action spec.
 
+  Where a float has no bounds, the mean begins at 0 and the standard deviation
+  at 1. Where it has one bound, the mean begins 2 within it.
+
   Raises:
     types.ConfigError: the spec is neither discrete, nor a vector of integers
-      from 0, nor a vector of floats between finite bounds.
+      from 0, nor a vector of floats between different bounds, nor hybrid.
   """
   if isinstance(spec, dm_env.specs.DiscreteArray):
     return Categorical(int(spec.num_values))
+  if isinstance(spec, types.HybridArray):
+    choices, numbers = for_spec(spec.choices), for_spec(spec.numbers)
+    assert isinstance(choices, MultiCategorical)
+    assert isinstance(numbers, BoundedGaussian)
+    return Hybrid(choices, numbers)
   minimum, maximum = (
     np.broadcast_to(b, spec.shape) for b in (spec.minimum, spec.maximum)
   )
   is_vector = len(spec.shape) == 1
   if is_vector and np.issubdtype(spec.dtype, np.integer) and not minimum.any():
     return MultiCategorical(tuple(int(high) + 1 for high in maximum))
-  if (
-    is_vector
-    and np.issubdtype(spec.dtype, np.floating)
-    and np.all(np.isfinite([minimum, maximum]))
-    and np.all(minimum < maximum)
-  ):
+  is_float = np.issubdtype(spec.dtype, np.floating)
+  if is_vector and is_float and np.all(minimum < maximum):
+    minimum, maximum = _finite(minimum, maximum)
     return BoundedGaussian(
       tuple(map(float, minimum)), tuple(map(float, maximum))
     )
   raise types.ConfigError(
     "expected discrete actions, a vector of integers from 0, or a vector of"
-    f" floats between different and finite bounds, found {spec}"
+    f" floats between different bounds, found {spec}; envs.Actions"
+    " packs other arrays, and nests of them, into such a vector"
   )
+
+
+def _finite(
+  minimum: np.ndarray, maximum: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Replaces infinite bounds, so that the standard deviation begins at 1."""
+  no_minimum, no_maximum = np.isinf(minimum), np.isinf(maximum)
+  low = np.where(no_minimum, np.where(no_maximum, -2.0, maximum - 4.0), minimum)
+  high = np.where(no_maximum, np.where(no_minimum, 2.0, minimum + 4.0), maximum)
+  return low, high
+
+
+@functools.cache
+def _product_class() -> Any:
+  """Returns the class of the distributions of `Hybrid`, a Distrax class."""
+  base: Any = _distrax().Distribution
+
+  class Product(base):
+    """Independent distributions of choices and numbers, in one vector."""
+
+    def __init__(self, choices: Any, numbers: Any) -> None:
+      super().__init__()
+      self._parts = choices, numbers
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+      return (sum(part.event_shape[0] for part in self._parts),)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+      return self._parts[0].batch_shape
+
+    def _sample_n(self, key: jax.Array, n: int) -> jax.Array:
+      keys = jax.random.split(key)
+      pairs = zip(self._parts, keys, strict=True)
+      return _joined(x.sample(seed=k, sample_shape=n) for x, k in pairs)
+
+    def _of_parts(self, action: jax.Array) -> Any:
+      count = self._parts[0].event_shape[0]
+      choices = action[..., :count].astype(jnp.int32)
+      return zip(self._parts, (choices, action[..., count:]), strict=True)
+
+    def log_prob(self, value: jax.Array) -> jax.Array:
+      return sum(part.log_prob(x) for part, x in self._of_parts(value))
+
+    def entropy(self) -> jax.Array:
+      return sum(part.entropy() for part in self._parts)
+
+    def mode(self) -> jax.Array:
+      return _joined(part.mode() for part in self._parts)
+
+    def kl_divergence(self, other: Any, **kwargs: Any) -> jax.Array:
+      pairs = zip(self._parts, other._parts, strict=True)
+      return sum(mine.kl_divergence(its, **kwargs) for mine, its in pairs)
+
+  return Product
+
+
+def _joined(parts: Iterable[jax.Array]) -> jax.Array:
+  return jnp.concatenate([x.astype(jnp.float32) for x in parts], axis=-1)
 
 
 def _distrax() -> Any:

@@ -197,20 +197,74 @@ def _about(kind: type) -> dict[str, About]:
   return settings
 
 
+class HybridArray(dm_env.specs.BoundedArray):
+  """Spec of a float32 vector of choices, followed by numbers.
+
+  Attributes:
+    num_choices: number of choices, which are integers from 0.
+    minimum, maximum: bounds of all elements; numbers may be unbounded.
+  """
+
+  __slots__ = ("_num_choices",)
+  __hash__ = None  # type: ignore[assignment]
+
+  def __init__(
+    self,
+    num_choices: int,
+    minimum: np.ndarray,
+    maximum: np.ndarray,
+    name: str | None = None,
+  ) -> None:
+    super().__init__(np.shape(maximum), np.float32, minimum, maximum, name)
+    self._num_choices = num_choices
+
+  @property
+  def num_choices(self) -> int:
+    """Number of choices."""
+    return self._num_choices
+
+  @property
+  def choices(self) -> dm_env.specs.BoundedArray:
+    """Spec of the choices alone, as integers."""
+    maximum = self.maximum[: self.num_choices]
+    return dm_env.specs.BoundedArray(maximum.shape, np.int32, 0, maximum)
+
+  @property
+  def numbers(self) -> dm_env.specs.BoundedArray:
+    """Spec of the numbers alone."""
+    low, high = (x[self.num_choices :] for x in (self.minimum, self.maximum))
+    return dm_env.specs.BoundedArray(high.shape, np.float32, low, high)
+
+  def __eq__(self, other: object) -> bool:
+    """Returns whether the other spec has the same choices and bounds."""
+    return (
+      isinstance(other, HybridArray)
+      and self.num_choices == other.num_choices
+      and super().__eq__(other)
+    )
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    """Returns how to unpickle the spec."""
+    arguments = self.num_choices, self.minimum, self.maximum, self.name
+    return HybridArray, arguments
+
+
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSpec:
   """The observations and actions of one environment, without batch axes.
 
   Attributes:
-    observation: a `dm_env.specs.Array`, or a dict of them.
-    action: a `dm_env.specs.DiscreteArray`; or a `dm_env.specs.BoundedArray` of
-      rank 1, of integers from 0 (multi-discrete) or of floats between finite
-      bounds.
+    observation: a `dm_env.specs.Array`, or a nest of them.
+    action: spec of the agent's actions: a `dm_env.specs.DiscreteArray`; a
+      `dm_env.specs.BoundedArray` of rank 1, of integers from 0 (multi-discrete)
+      or of floats, whose bounds may be infinite; or a `HybridArray`.
     frames_per_step: number of emulator frames in an env step (4 for Atari).
     action_mask: key of the mask in `observation`. The mask is not 0 where a
       discrete action is legal: `[A]`, or `[choices, values]` for a vector of
       choices; None if all actions are always legal.
     log_info: names of the E entries of `Rows.info`.
+    native_action: nest of `dm_env.specs.BoundedArray` that the environment
+      takes, see `envs.Actions`; None if it takes `action`.
   """
 
   observation: Tree
@@ -218,6 +272,7 @@ class EnvironmentSpec:
   frames_per_step: int = 1
   action_mask: str | None = None
   log_info: Sequence[str] = ()
+  native_action: Tree = None
 
   def without(self, *keys: str) -> "EnvironmentSpec":
     """Returns the spec without some keys of `observation`.

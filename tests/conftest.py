@@ -182,12 +182,18 @@ def random_episodes(rng, length, ends):
 
 def random_values(rng, spec, rows):
   """Returns random values of a spec, `[*rows, *spec.shape]`."""
+  from seedx import types
+
   shape = (*rows, *spec.shape)
   if isinstance(spec, dm_env.specs.DiscreteArray):
     return rng.integers(0, spec.num_values, shape).astype(spec.dtype)
   if spec.dtype == bool:
     return rng.random(shape) < 0.5
   if np.issubdtype(spec.dtype, np.integer):
-    high = np.minimum(getattr(spec, "maximum", 255), 255).astype(np.int64)
+    high = np.minimum(np.int64(getattr(spec, "maximum", 255)), 255)
     return rng.integers(0, high + 1, shape).astype(spec.dtype)
-  return rng.normal(size=shape).astype(spec.dtype)
+  values = rng.normal(size=shape).astype(spec.dtype)
+  if isinstance(spec, types.HybridArray):
+    choices = random_values(rng, spec.choices, rows)
+    values[..., : spec.num_choices] = choices
+  return values

@@ -15,6 +15,7 @@ from seedx import distributions, types
 BOUNDS = distributions.BoundedGaussian((-2.0, 0.0), (4.0, 1.0))
 MIDDLE = np.array([1.0, 0.5], np.float32)
 HALF = np.array([3.0, 0.5], np.float32)
+HYBRID = distributions.Hybrid(distributions.MultiCategorical((3, 2)), BOUNDS)
 
 
 @functools.partial(jax.jit, static_argnames=("policy", "draws"))
@@ -53,10 +54,11 @@ def test_categorical_and_its_samples_match_scipy():
   np.testing.assert_allclose(log_prob_of_samples, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "masked"])
+@pytest.mark.parametrize("kind", ["gaussian", "masked", "hybrid"])
 def test_parameterized_can_be_cut_and_scanned_as_a_nest(kind):
   rng = np.random.default_rng(3)
-  family = BOUNDS if kind == "gaussian" else distributions.Categorical(5)
+  families = {"gaussian": BOUNDS, "hybrid": HYBRID}
+  family = families.get(kind, distributions.Categorical(5))
   mask = np.resize(MASKS, (6, 5)).astype(bool) if kind == "masked" else None
   size = family.num_parameters
   before, now = (
@@ -304,6 +306,22 @@ def test_gaussian_matches_scipy_and_its_samples_are_not_clipped():
       distributions.MultiCategorical((2, 2, 256)),
       260,
     ),
+    # A standard deviation of 1, and a mean 2 within a single bound.
+    (
+      specs.BoundedArray(
+        (4,), np.float32, [-np.inf, 3, -np.inf, 0], [np.inf, np.inf, 1, 2]
+      ),
+      distributions.BoundedGaussian((-2.0, 3.0, -3.0, 0.0), (2, 7, 1, 2)),
+      8,
+    ),
+    (
+      types.HybridArray(2, [0, 0, -1], [3, 1, 1]),
+      distributions.Hybrid(
+        distributions.MultiCategorical((4, 2)),
+        distributions.BoundedGaussian((-1.0,), (1.0,)),
+      ),
+      8,
+    ),
   ],
 )
 def test_spec_decides_the_distribution(spec, expected, num_parameters):
@@ -316,7 +334,6 @@ def test_spec_decides_the_distribution(spec, expected, num_parameters):
   "spec",
   [
     specs.BoundedArray((), np.float32, -1.0, 1.0),
-    specs.BoundedArray((2,), np.float32, -np.inf, 1.0),
     specs.BoundedArray((2,), np.float32, -1.0, [1.0, -1.0]),
     specs.BoundedArray((2,), np.int32, [0, -1], 4),
     specs.BoundedArray((2, 2), np.int32, 0, 4),
@@ -324,5 +341,54 @@ def test_spec_decides_the_distribution(spec, expected, num_parameters):
   ids=str,
 )
 def test_spec_without_a_distribution_is_refused(spec):
-  with pytest.raises(types.ConfigError, match="finite bounds, found Bounded"):
+  with pytest.raises(types.ConfigError, match=r"bounds, found .* packs"):
     distributions.for_spec(spec)
+
+
+def test_a_hybrid_is_the_product_of_choices_and_numbers():
+  rng = np.random.default_rng(5)
+  parameters = rng.normal(size=(4, 9)).astype(np.float32)
+  actions = np.hstack(
+    [[[0, 1], [2, 0], [1, 1], [2, 1]], rng.normal(size=(4, 2))]
+  ).astype(np.float32)
+  log_prob, entropy, mode, (samples, log_prob_of_samples) = evaluate(
+    HYBRID, parameters, actions, draws=3000
+  )
+  p = [scipy.special.softmax(x, -1) for x in np.split(parameters, [3, 5], -1)]
+  mean = MIDDLE + HALF * parameters[:, 5:7]
+  scale = 0.5 * HALF * np.exp(parameters[:, 7:])
+  normal = scipy.stats.norm(mean, scale)
+
+  def expected(actions):
+    rows, choices = np.arange(4), actions[..., :2].astype(int)
+    chosen = [p[k][rows, choices[..., k]] for k in range(2)]
+    return np.log(chosen).sum(0) + normal.logpdf(actions[..., 2:]).sum(-1)
+
+  np.testing.assert_allclose(log_prob, expected(actions), rtol=1e-4)
+  entropies = [scipy.stats.entropy(x, axis=-1) for x in p[:2]]
+  np.testing.assert_allclose(
+    entropy, sum(entropies) + normal.entropy().sum(-1), rtol=1e-4
+  )
+  np.testing.assert_allclose(
+    mode, np.column_stack([p[0].argmax(-1), p[1].argmax(-1), mean]), rtol=1e-5
+  )
+  assert (samples.shape, samples.dtype) == ((3000, 4, 4), np.float32)
+  np.testing.assert_allclose(
+    log_prob_of_samples, expected(samples), rtol=1e-3, atol=1e-4
+  )
+  for k in range(2):
+    shares = np.eye(3 - k)[samples[..., k].astype(int)].mean(0)
+    np.testing.assert_allclose(shares, p[k], atol=0.04)
+  np.testing.assert_allclose(samples[..., 2:].std(0), scale, rtol=0.06)
+
+
+def test_the_mask_of_a_hybrid_is_for_its_choices():
+  mask = np.array([[0, 1, 0], [1, 0, 0]], np.int8)
+  parameters = np.zeros((1, 9), np.float32)
+  _, entropy, mode, (samples, _) = evaluate(
+    HYBRID, parameters, np.zeros((1, 4), np.float32), mask[None], draws=20
+  )
+  assert (samples[..., :2] == [1, 0]).all() and samples[..., 2].std() > 0
+  normal = scipy.stats.norm(MIDDLE, 0.5 * HALF)
+  np.testing.assert_allclose(entropy, [normal.entropy().sum()], rtol=1e-5)
+  np.testing.assert_allclose(mode, [[1, 0, *MIDDLE]])

@@ -268,6 +268,23 @@ def masked_choices(values, shape):
   return Acting(spaces.MultiDiscrete(values), space, {"action_mask": mask})
 
 
+def masked_hybrid(shape):
+  """Has two choices, of 3 and 4 values, and a number; without shape, a nest."""
+  choices = spaces.MultiDiscrete([3, 4])
+  action = spaces.Dict(choices=choices, number=spaces.Box(-1, 1, ()))
+  mask = spaces.MultiBinary(shape or 4)
+  if not shape:
+    mask = spaces.Dict(choices=mask)
+  space = spaces.Dict({"action_mask": mask, "some": spaces.Discrete(2)})
+  return Acting(action, space)
+
+
+def masked_tuple():
+  action = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4)))
+  space = spaces.Dict({"action_mask": spaces.MultiBinary(12)})
+  return Acting(action, space, {"action_mask": np.ones(12, np.int8)})
+
+
 def no_observation(key=""):
   space = spaces.Box(-1, 1, (0,))
   if key:
@@ -279,15 +296,78 @@ def _acting(*arguments):
   return functools.partial(Acting, *arguments)
 
 
+matrix_actions = _acting(spaces.Box(-1, 1, (2, 2)))
+number_action = _acting(spaces.Box(-1, 1, ()))
+
 # Unsupported spaces, and observations that do not match their space.
 _COUNT = spaces.Dict({"count": spaces.Box(0, 9, (2,), np.int32)})
 no_action = _acting(spaces.Box(-1, 1, (0,)))
-matrix_actions = _acting(spaces.Box(-1, 1, (2, 2)))
-unbounded_actions = _acting(spaces.Box(-np.inf, np.inf, (2,)))
 text_observation = _acting(None, spaces.Dict({"text": spaces.Text(5)}))
 wrong_shape = _acting(None, None, np.zeros(2, np.float32))
 wrong_dtype = _acting(None, _COUNT, {"count": np.zeros(2)})
 wrong_key = _acting(None, _COUNT, {"counts": np.zeros(2, np.int32)})
+
+
+class Hybrid(gymnasium.Env):
+  """Takes a nest of spaces; observes the numbers of the last action."""
+
+  def __init__(self):
+    self.observation_space = spaces.Dict(taken=spaces.Box(-99, 99, (6,)))
+    self.action_space = spaces.Dict(
+      move=spaces.Tuple(
+        (spaces.Discrete(4), spaces.Box(-np.inf, np.inf, (1,), np.float64))
+      ),
+      throttle=spaces.Box(np.float32([[-1], [-1]]), np.float32([[1], [2]])),
+      push=spaces.MultiDiscrete([3, 2], start=[0, 5]),
+    )
+
+  def reset(self, *, seed=None, options=None):
+    return {"taken": np.zeros(6, np.float32)}, {}
+
+  def step(self, action):
+    assert self.action_space.contains(action), action
+    choice, number = action["move"]
+    assert number.dtype == np.float64 and isinstance(choice, np.int64)
+    parts = choice, action["push"], number, action["throttle"].ravel()
+    taken = np.hstack(parts).astype(np.float32)
+    return {"taken": taken}, float(taken.sum()), False, False, {}
+
+
+def hybrid():
+  return Hybrid()
+
+
+class DmHybrid(dm_env.Environment):
+  """`Hybrid` with a list instead of a tuple, and no bounds at all."""
+
+  def __init__(self):
+    self._env = Hybrid()
+
+  def reset(self):
+    return dm_env.restart(self._env.reset()[0])
+
+  def step(self, action):
+    assert isinstance(action["move"], list)
+    action["move"] = tuple(action["move"])
+    observation, reward, *_ = self._env.step(action)
+    return dm_env.transition(reward, observation)
+
+  def observation_spec(self):
+    return {"taken": dm_env.specs.Array((6,), np.float32)}
+
+  def action_spec(self):
+    choice = dm_env.specs.DiscreteArray(4, np.int64)
+    number = dm_env.specs.Array((1,), np.float64)
+    low, high = [[-1], [-1]], [[1], [2]]
+    return {
+      "move": [choice, number],
+      "throttle": dm_env.specs.BoundedArray((2, 1), np.float32, low, high),
+      "push": dm_env.specs.BoundedArray((2,), np.int64, [0, 5], [2, 6]),
+    }
+
+
+def dm_hybrid(seed):
+  return DmHybrid()
 
 
 def vectors_of_choices():

@@ -111,10 +111,13 @@ class UnrollServer:
     wire.check_range("version", unroll.version, 0, self._newest()[1])
     exact = exploration[:, None]
     wire.check_range("exploration", unroll.inputs.exploration, exact, exact)
-    spec = self._programs.spec.action
+    spec, count = self._programs.spec.action, None
+    if isinstance(spec, types.HybridArray):
+      spec, count = spec.choices, spec.num_choices
     if np.dtype(spec.dtype).kind in "iu":  # Environments clip floats.
       for action in (unroll.action, unroll.inputs.action_tm1):
-        wire.check_range("actions", action, spec.minimum, spec.maximum)
+        choices = action if count is None else action[..., :count]
+        wire.check_range("actions", choices, spec.minimum, spec.maximum)
     for leaf in jax.tree.leaves(experience.priorities):
       wire.check_range("priorities", leaf, 0, _MAX_PRIORITY)
 

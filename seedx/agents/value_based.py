@@ -202,8 +202,9 @@ def check_discrete(spec: types.EnvironmentSpec) -> None:
   """Raises types.ConfigError if the actions are not discrete."""
   if not isinstance(spec.action, dm_env.specs.DiscreteArray):
     raise types.ConfigError(
-      f"expected discrete actions for Q-values, found {spec.action}; use an"
-      " actor-critic agent"
+      f"expected one discrete action for Q-values, found {spec.action}; use an"
+      " actor-critic agent (PPO, A2C or V-trace), or let the environment take"
+      " one integer for each combination, as a gymnasium.ActionWrapper can"
     )
 
 

@@ -81,7 +81,8 @@ def export(
   dict of `observation`, `reward`, `discount` and `step_type` (0 FIRST, 1 MID,
   2 LAST, as in dm_env), each `[B, ...]`. `memory` is a list of `[B, ...]`:
   zeros at the first step, and then the memory that the last call returned. Rows
-  whose `step_type` is FIRST ignore their memory.
+  whose `step_type` is FIRST ignore their memory. The action is the
+  environment's, see `policies.Policy.act`.
 
   Returns:
     The function; and a JSON object with the shapes and dtypes of its inputs and
@@ -101,7 +102,7 @@ def export(
 
   def act(
     timestep: dict[str, types.Tree], memory: "list[jax.Array]"
-  ) -> "tuple[jax.Array, list[jax.Array]]":
+  ) -> "tuple[types.Tree, list[jax.Array]]":
     observation = jax.tree.unflatten(
       jax.tree.structure(zeros.observation),
       jax.tree.leaves(timestep["observation"]),
@@ -133,11 +134,11 @@ def export(
     "step_type": {kind.name: int(kind) for kind in dm_env.StepType},
     "timestep": jax.tree.map(_in_json, inputs[0]),
     "memory": [_in_json(leaf) for leaf in inputs[1]],
-    "action": {
-      **_in_json(action),
-      "minimum": np.asarray(policy.spec.action.minimum).tolist(),
-      "maximum": np.asarray(policy.spec.action.maximum).tolist(),
-    },
+    "action": jax.tree.map(
+      _bounded,
+      _with_lists(action),
+      _with_lists(policy.actions.native),
+    ),
   }
 
 
@@ -148,6 +149,15 @@ def _with_lists(nest: types.Tree) -> types.Tree:
   if isinstance(nest, tuple | list):
     return [_with_lists(value) for value in nest]
   return nest
+
+
+def _bounded(leaf: Any, spec: dm_env.specs.BoundedArray) -> dict[str, Any]:
+  """Describes an array of actions; None stands for an infinite bound."""
+  low, high = (
+    np.where(np.isfinite(bound), bound.astype(object), np.array(None)).tolist()
+    for bound in (spec.minimum, spec.maximum)
+  )
+  return {**_in_json(leaf), "minimum": low, "maximum": high}
 
 
 def _in_json(leaf: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Importing this package does not import JAX, so that a thin actor can use it.
 """
 
+from seedx.envs.actions import Actions
 from seedx.envs.config import (
   Config,
   at,
@@ -16,6 +17,7 @@ from seedx.envs.config import (
 from seedx.envs.environment import Environment, make, spec
 
 __all__ = [
+  "Actions",
   "Config",
   "Environment",
   "at",

@@ -9,8 +9,8 @@ import numpy as np
 import tree
 
 from seedx import types
+from seedx.envs import actions, envpool_spec, observations
 from seedx.envs import config as env_config
-from seedx.envs import envpool_spec, observations
 
 _FIRST = np.uint8(dm_env.StepType.FIRST)
 _MID = np.uint8(dm_env.StepType.MID)
@@ -56,11 +56,10 @@ class EnvPoolEnvironment:
     self._must_narrow = bool(self._info_keys) or dtypes != [
       observations.narrowed(dtype) for dtype in dtypes
     ]
-    self._env_action = envpool_spec.action_spec(config.env, pool_spec)
+    native = envpool_spec.action_spec(config.env, pool_spec)
+    self._native = actions.Actions(config.env, native)
     action_spec = envpool_spec.action_array_spec(pool_spec)
     self._action_dtype = np.dtype(action_spec.dtype)
-    self._low = np.asarray(action_spec.minimum, self._action_dtype)
-    self._high = np.asarray(action_spec.maximum, self._action_dtype)
     self._episode_ended = np.ones(num_envs, np.bool_)
     self._game_return = np.zeros(num_envs, np.float64)
     self._pool = envpool_spec.make_pool(
@@ -126,11 +125,9 @@ class EnvPoolEnvironment:
     """See `envs.Environment`."""
     # Else EnvPool would read beyond the end of an array that is too small.
     action = observations.checked_action(
-      self.spec.action, self._env_action, index, action
+      self.spec.action, self._native, index, action
     )
-    action = action.astype(self._action_dtype, copy=False)
-    if self.spec.action.dtype.kind == "f":
-      action = np.clip(action, self._low, self._high)
+    action = self._native(action).astype(self._action_dtype, copy=False)
     self._pool.send(action, index)
 
   def render(self) -> np.ndarray:

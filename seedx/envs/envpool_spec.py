@@ -9,8 +9,8 @@ import dm_env
 import numpy as np
 
 from seedx import types
+from seedx.envs import actions, families, observations
 from seedx.envs import config as env_config
-from seedx.envs import families, observations
 
 # Options of `envpool.make` that are not fields of a family's config.
 _MAKE_OPTIONS = (
@@ -107,7 +107,7 @@ def environment_spec(
   spec = observations.environment_spec(
     config,
     observation,
-    action_spec(config.env, pool_spec),
+    actions.Actions(config.env, action_spec(config.env, pool_spec)),
     pool_spec.config.frame_skip if is_atari(pool_spec) else 1,
   )
   return spec, info_keys
@@ -128,37 +128,37 @@ def observation_array_specs(pool_spec: Any) -> dict[str, Any]:
 
 
 def action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
-  """Returns the spec of the environment's actions.
+  """Returns the spec of the environment's actions; of choices, as integers.
 
   Raises:
-    types.ConfigError: the actions are not supported.
+    types.ConfigError: the environment takes several arrays, or floats without
+      bounds.
   """
-  supported = (
-    "Supported: one player with discrete actions that count from 0, one or a "
-    "vector of them, or with continuous actions of rank 1 and finite bounds."
-  )
   specs = pool_spec.action_array_spec
   names = set(specs) - {"env_id", "players.env_id"}
   players = pool_spec.config.max_num_players
   if players != 1 or len(names) != 1:
     raise types.ConfigError(
       f"{env_id} has {players} players and the actions "
-      f"{', '.join(sorted(names))}. {supported}"
+      f"{', '.join(sorted(names))}. Supported: one player with one array of"
+      " actions; let a function of yours return a Gymnasium environment that"
+      " has these (--env MODULE:FACTORY)"
     )
   array_spec = action_array_spec(pool_spec)
   shape, dtype = _shape(array_spec), np.dtype(array_spec.dtype)
-  low, high = (
-    np.broadcast_to(x, shape) for x in (array_spec.minimum, array_spec.maximum)
-  )
+  low, high = array_spec.minimum, array_spec.maximum
   # ViZDoom's combined actions are discrete although they are float64.
-  is_discrete = dtype.kind in "iu" or array_spec.is_discrete
-  spec = observations.action_spec(dtype, low, high, is_discrete)
-  if spec is None or (is_discrete and np.any(low != 0)):
+  if dtype.kind == "f" and array_spec.is_discrete:
+    dtype = np.dtype(np.int64)
+  limit = np.finfo(np.float32).max
+  if dtype.kind == "f" and np.any(np.abs([low, high]) >= limit):
+    # Such bounds are placeholders: ViZDoom's buttons are on or off.
     raise types.ConfigError(
-      f"{env_id} takes actions of shape {shape}, dtype {dtype} and bounds "
-      f"{array_spec.minimum} to {array_spec.maximum}. {supported}"
+      f"{env_id} takes actions of shape {shape} and dtype {dtype}, with bounds"
+      f" from {low} to {high}. Supported: discrete actions, or floats between"
+      " finite bounds; for ViZDoom, use --env-options use_combined_action=true"
     )
-  return spec
+  return dm_env.specs.BoundedArray(shape, dtype, low, high, "action")
 
 
 def action_array_spec(pool_spec: Any) -> Any:

@@ -12,8 +12,8 @@ import numpy as np
 import tree
 
 from seedx import trees, types
+from seedx.envs import actions, functional, observations
 from seedx.envs import config as env_config
-from seedx.envs import functional, observations
 
 
 def spec(config: env_config.Config) -> types.EnvironmentSpec:
@@ -46,7 +46,7 @@ class FunctionalEnvironment:
       num_envs, batch_size, num_threads, seed
     )
     environment = functional.make(config)
-    self._env_action = environment.action
+    self._native = actions.Actions(config.env, environment.action)
     self.spec = _spec(config, environment)
     self._finish = observations.Finisher(
       config, seed, self.spec, env_config.load_transform(config)
@@ -87,7 +87,7 @@ class FunctionalEnvironment:
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
     """See `envs.Environment`."""
     action = observations.checked_action(
-      self.spec.action, self._env_action, index, action
+      self.spec.action, self._native, index, action
     )
     rows = self._step(np.asarray(index, np.int32), action)
     with self._changed:
@@ -165,7 +165,8 @@ def _spec(
   observation, _ = observations.joined_spec(
     config, environment.observation, {}, lambda name, leaf: leaf
   )
-  return observations.environment_spec(config, observation, environment.action)
+  native = actions.Actions(config.env, environment.action)
+  return observations.environment_spec(config, observation, native)
 
 
 def _check_log_info(config: env_config.Config, environment: Any) -> None:

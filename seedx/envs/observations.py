@@ -15,10 +15,9 @@ import numpy as np
 import tree
 
 from seedx import trees, types
+from seedx.envs import actions
 from seedx.envs import config as env_config
 
-# An integer with more values than this is a count, not a choice.
-MAX_DISCRETE_VALUES = 2**20
 # A smaller array of bytes with two axes is a board or a table, not an image.
 _MIN_IMAGE_SIZE = 32
 
@@ -48,7 +47,7 @@ def check_numbers(
 def environment_spec(
   config: env_config.Config,
   observation: types.Tree,
-  action: dm_env.specs.BoundedArray,
+  native: actions.Actions,
   frames_per_step: int = 1,
 ) -> types.EnvironmentSpec:
   """Returns the spec that the agent sees: after the transform, with the mask.
@@ -61,7 +60,7 @@ def environment_spec(
   Args:
     config: the environment's config.
     observation: a nest of specs, including entries of `info`.
-    action: the environment's action spec.
+    native: the environment's actions.
     frames_per_step: emulator frames in an env step.
 
   Raises:
@@ -85,12 +84,13 @@ def environment_spec(
         f" {name or 'one'} of shape {leaf.shape}: leave it out, in the"
         " environment or with an observation_transform"
       )
+  action = native.spec
   mask, is_joint = _action_mask(config, observation, action)
   seen = tree.map_structure(_channels_first, observation)
   if mask is not None:  # A mask is not an image.
     seen = seen | {mask: observation[mask]}
   if is_joint:
-    count = math.prod(_num_values(action))
+    count = math.prod(actions.num_values(action))
     action = dm_env.specs.DiscreteArray(count, np.int32, "action")
     flat = dm_env.specs.Array((count,), observation[mask].dtype, mask)
     seen = seen | {mask: flat}
@@ -100,6 +100,7 @@ def environment_spec(
     frames_per_step=frames_per_step,
     action_mask=mask,
     log_info=tuple(config.log_info),
+    native_action=native.native,
   )
 
 
@@ -118,45 +119,11 @@ def leaf_spec(
   dtype = narrowed(dtype)
   if low is None or high is None or not np.issubdtype(dtype, np.integer):
     return dm_env.specs.Array(shape, dtype, name)
-  if shape == () and low == 0 and high < MAX_DISCRETE_VALUES:
+  if shape == () and low == 0 and high < actions.MAX_DISCRETE_VALUES:
     return dm_env.specs.DiscreteArray(int(high) + 1, dtype, name)
   range_ = np.iinfo(dtype)
   low, high = (np.clip(x, range_.min, range_.max) for x in (low, high))
   return dm_env.specs.BoundedArray(shape, dtype, low, high, name)
-
-
-def action_spec(
-  dtype: np.dtype, low: np.ndarray, high: np.ndarray, is_discrete: bool = False
-) -> dm_env.specs.BoundedArray | None:
-  """Returns the spec of the agent's actions, in which integers count from 0.
-
-  Args:
-    dtype: dtype of the environment's actions.
-    low: `[*action_shape]`, the smallest action.
-    high: `[*action_shape]`, the largest action.
-    is_discrete: whether actions are integers even if the dtype is a float.
-
-  Returns:
-    The spec, as in `types.EnvironmentSpec`; None if it is not supported.
-  """
-  shape = low.shape
-  if 0 in shape:
-    return None
-  if dtype.kind in "iu" or is_discrete:
-    # Python integers, since the difference can overflow NumPy's.
-    maximum = np.array(high.astype(object) - low.astype(object), object)
-    is_wrong = (maximum < 0) | (maximum >= MAX_DISCRETE_VALUES)
-    if len(shape) > 1 or np.any(is_wrong):
-      return None
-    maximum = maximum.astype(np.int32)
-    if shape == ():
-      return dm_env.specs.DiscreteArray(int(maximum) + 1, np.int32, "action")
-    return dm_env.specs.BoundedArray(shape, np.int32, 0, maximum, "action")
-  # No bound: infinity, or the largest number of the dtype.
-  finite = np.all(np.abs([low, high]) < np.finfo(np.float32).max)
-  if dtype.kind != "f" or len(shape) != 1 or not finite:
-    return None
-  return dm_env.specs.BoundedArray(shape, np.float32, low, high, "action")
 
 
 def joined_spec(
@@ -353,15 +320,15 @@ class Finisher:
 
 def checked_action(
   spec: dm_env.specs.BoundedArray,
-  env_spec: dm_env.specs.BoundedArray,
+  native: actions.Actions,
   index: np.ndarray,
   action: np.ndarray,
 ) -> np.ndarray:
-  """Checks the agent's actions, and converts them to the environment's.
+  """Checks the agent's actions, and converts indices of combinations.
 
   Args:
     spec: spec of the agent's actions.
-    env_spec: spec of the environment's actions, see `environment_spec`.
+    native: the environment's actions, see `environment_spec`.
     index: `[B]` indices of the environments.
     action: `[B, *action_shape]`.
 
@@ -374,14 +341,16 @@ def checked_action(
       f"expected actions of shape {expected}, found {np.shape(action)}"
     )
   action = np.asarray(action, spec.dtype)
-  if spec.dtype.kind == "i" and np.any((action < 0) | (action > spec.maximum)):
+  choices, maximum = action, spec.maximum
+  if isinstance(spec, types.HybridArray):
+    choices, maximum = action[:, : spec.num_choices], spec.choices.maximum
+  is_discrete = spec.dtype.kind == "i" or choices is not action
+  if is_discrete and np.any((choices < 0) | (choices > maximum)):
     raise ValueError(
-      f"expected actions from 0 to {spec.maximum}, found "
-      f"{action.min()} to {action.max()}"
+      f"expected actions from 0 to {maximum}, found "
+      f"{choices.min()} to {choices.max()}"
     )
-  if env_spec.shape != spec.shape:
-    action = np.stack(np.unravel_index(action, _num_values(env_spec)), axis=-1)
-  return action
+  return native.unravelled(action)
 
 
 def checked_frame(frame: Any, name: str) -> np.ndarray:
@@ -480,13 +449,16 @@ def _action_mask(
   mask = observation.get(key) if isinstance(observation, dict) else None
   # A nested dict has no shape.
   shape = getattr(mask, "shape", None)
-  if np.issubdtype(action.dtype, np.integer) and shape is not None:
-    sizes = _num_values(action)
+  is_hybrid = isinstance(action, types.HybridArray)
+  choices = action.choices if is_hybrid else action
+  if np.issubdtype(choices.dtype, np.integer) and shape is not None:
+    sizes = actions.num_values(choices)
     size = max(sizes)
-    separate_shape = (len(sizes), size) if action.shape else (size,)
+    separate_shape = (len(sizes), size) if choices.shape else (size,)
     count = math.prod(sizes)
     # A joint mask has a number for each combination of several choices.
-    may_be_joint = len(sizes) > 1 and count < MAX_DISCRETE_VALUES
+    may_be_joint = len(sizes) > 1 and count < actions.MAX_DISCRETE_VALUES
+    may_be_joint = may_be_joint and not is_hybrid
     is_joint = may_be_joint and shape in (sizes, (count,))
     if is_joint and shape == separate_shape:
       raise types.ConfigError(
@@ -496,15 +468,12 @@ def _action_mask(
       )
     if is_joint or shape == separate_shape:
       return key, is_joint
-  if key == env_config.DEFAULT_ACTION_MASK:
+  is_nest = isinstance(mask, dict | tuple)
+  if key == env_config.DEFAULT_ACTION_MASK and not is_nest:
     return None, False
   raise types.ConfigError(
     f"{config.env}: expected action_mask to name an entry of the observation"
     f" or of info with a number for each of the actions {action}, found"
-    f" {key!r}, which is {mask}"
+    f" {key!r}, which is {mask}; several choices, also those of a nest, have"
+    " one mask [choices, values], which an observation_transform can make"
   )
-
-
-def _num_values(action: dm_env.specs.BoundedArray) -> tuple[int, ...]:
-  maximum = np.broadcast_to(action.maximum, action.shape)
-  return tuple(int(high) + 1 for high in maximum.flat)

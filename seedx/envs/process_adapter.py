@@ -13,8 +13,8 @@ import numpy as np
 import tree
 
 from seedx import types
+from seedx.envs import actions, observations
 from seedx.envs import config as env_config
-from seedx.envs import observations
 from seedx.envs.processes import child, messages
 from seedx.envs.processes import restarts as restarts_lib
 
@@ -37,7 +37,10 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
       finally:
         child.end([worker])
     signature = _signatures[key]
-  return observations.environment_spec(config, *signature)
+  observation, native = signature
+  return observations.environment_spec(
+    config, observation, actions.Actions(config.env, native)
+  )
 
 
 class ProcessEnvironment:
@@ -74,13 +77,15 @@ class ProcessEnvironment:
     try:
       signature = self._start(config, seed, num_threads)
       _check_unchanged(config, signature)
-      self.spec = observations.environment_spec(config, *signature)
+      self.spec = observations.environment_spec(
+        config, signature.observation, self._native
+      )
       self._finish = observations.Finisher(config, seed, self.spec, transform)
     except BaseException:
       self.close()
       raise
     self._signature = signature
-    self._structure, self._env_action = signature
+    self._structure = signature.observation
     self._failure = ""
     # Indices of arrived rows that `recv` has not returned.
     self._ready: list[np.ndarray] = []
@@ -145,7 +150,7 @@ class ProcessEnvironment:
         environment is not waiting for an action.
     """
     action = observations.checked_action(
-      self.spec.action, self._env_action, index, action
+      self.spec.action, self._native, index, action
     )
     index = np.asarray(index, np.int32)
     if not self._needs_action[index].all():
@@ -216,8 +221,13 @@ class ProcessEnvironment:
     signature, *others = child.signatures(self._processes)
     for other in others:
       messages.check_same(self._name, signature, other)
+    self._native = actions.Actions(self._name, signature.action)
     self._shared = messages.shared_rows(
-      signature, self.num_envs, len(config.log_info), self._memory.fileno()
+      signature,
+      self._native.spec,
+      self.num_envs,
+      len(config.log_info),
+      self._memory.fileno(),
     )
     for worker in self._processes:
       self._listen(worker)

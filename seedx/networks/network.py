@@ -179,11 +179,19 @@ class Network(nn.Module):
     has_previous = inputs.timestep.step_type != int(dm_env.StepType.FIRST)
     action = inputs.action_tm1
     if np.issubdtype(self.action.dtype, np.integer):
-      num_values = int(np.max(self.action.maximum)) + 1
-      action = jax.nn.one_hot(action, num_values)
+      action = _one_hot(self.action, action)
+    elif isinstance(self.action, types.HybridArray):
+      count = self.action.num_choices
+      choices = _one_hot(self.action.choices, action[..., :count])
+      choices = choices.reshape(*has_previous.shape, -1)
+      action = jnp.concatenate([choices, action[..., count:]], axis=-1)
     action = action.reshape(*has_previous.shape, -1) * has_previous[..., None]
     reward = jnp.clip(inputs.timestep.reward, -1.0, 1.0)[..., None]
     return [action.astype(self.dtype), reward.astype(self.dtype)]
+
+
+def _one_hot(spec: dm_env.specs.Array, action: jax.Array) -> jax.Array:
+  return jax.nn.one_hot(action, int(np.max(spec.maximum)) + 1)
 
 
 def steps_at(nest: types.Tree, at: jax.Array) -> types.Tree:

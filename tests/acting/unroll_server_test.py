@@ -1,5 +1,6 @@
 """Unroll actors and their server."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -433,6 +434,33 @@ def test_a_number_out_of_range_ends_only_the_stream_that_sent_it(
     for _ in range(2):
       assert bystander(good) == 7
     assert serving.counts.env_steps == 2 * 6
+
+
+def test_only_choices_of_hybrid_actions_have_a_range():
+  spec = dataclasses.replace(
+    envs.spec(CARTPOLE), action=types.HybridArray(1, [0, -1], [2, 1])
+  )
+  layout = unroll_store.Layout.of(AGENT, PERIOD, 3)
+  server = unroll_server.UnrollServer(
+    _Programs(AGENT, spec, layout),
+    ACTORS,
+    counters.Acted(),
+    seeds_lib.Seeds(0),
+    CARTPOLE,
+    newest=lambda: (np.float32(0), 7),
+    sink=lambda share: True,
+  )
+  message = experience([0, 1, 2])
+  exploration = message.unroll.inputs.exploration[:, 0]
+  # Environments clip numbers.
+  for action, is_refused in (([2, 9], False), ([3, 0], True), ([-1, 0], True)):
+    actions = np.broadcast_to(np.float32(action), (3, LENGTH, 2))
+    unroll = message.unroll._replace(action=actions)
+    inputs = unroll.inputs._replace(action_tm1=0 * actions)
+    sent = message._replace(unroll=unroll._replace(inputs=inputs))
+    refused = pytest.raises(wire.Refused, match="actions from 0 to 2")
+    with refused if is_refused else contextlib.nullcontext():
+      server.check(sent, exploration)
 
 
 def test_unrolls_that_do_not_continue_the_previous_ones_are_refused(serving):

@@ -77,6 +77,11 @@ KINDS = {
   "several_choices": Kind(
     VECTOR, specs.BoundedArray((3,), np.int32, 0, [4, 1, 2])
   ),
+  "hybrid": Kind(
+    VECTOR,
+    types.HybridArray(2, [0, 0, -1, -np.inf], [3, 1, 1, np.inf]),
+    config={"recurrent": True, "lstm_size": 8},
+  ),
   "recurrent": Kind(
     {"a": VECTOR, "b": IMAGE}, config={"recurrent": True, "lstm_size": 8}
   ),
@@ -253,6 +258,7 @@ SLOW = [
   ("vtrace", "integer"),
   ("vtrace", "continuous"),
   ("vtrace", "several_choices"),
+  ("ppo", "hybrid"),
   ("vtrace", "recurrent"),
   ("vtrace", "dict_bfloat16"),
   ("ppo", "masked"),
@@ -323,6 +329,11 @@ def test_a_step_returns_legal_actions_of_the_spec(case):
   if isinstance(spec, specs.DiscreteArray):
     assert output.action.min() >= 0
     assert output.action.max() < spec.num_values
+  if isinstance(spec, types.HybridArray):
+    choices = output.action[:, : spec.num_choices]
+    assert (
+      choices == np.clip(np.round(choices), 0, spec.choices.maximum)
+    ).all()
   if case.spec.action_mask is not None:
     legal = case.acted_on[case.spec.action_mask]
     assert legal[np.arange(ROWS), output.action].all()

@@ -46,6 +46,7 @@ IMAGE = specs.BoundedArray((1, 4, 3), np.uint8, 0, 255)
 DISCRETE = specs.DiscreteArray(3)
 MASK = {"observation": VECTOR, "legal": specs.Array((3,), bool)}
 CONTINUOUS = specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0])
+UNBOUNDED = specs.BoundedArray((2, 1), np.float32, 0, np.inf)
 SEVERAL = specs.BoundedArray((2,), np.int32, 0, [4, 2])
 
 
@@ -73,6 +74,7 @@ KINDS = {
   "masked": ({}, MASK, DISCRETE),
   "continuous": ({"normalize_observations": True}, VECTOR, CONTINUOUS),
   "several": ({}, VECTOR, SEVERAL),
+  "nest": ({}, VECTOR, {"turn": DISCRETE, "pull": (UNBOUNDED,)}),
 }
 # Kinds in the fast set: one with a core state, one with statistics.
 FAST = [("lstm",), ("continuous",)]
@@ -84,7 +86,10 @@ def make_policy(name):
   """Returns a policy that random parameters make far from uniform."""
   fields, observation, action = KINDS[name]
   spec = types.EnvironmentSpec(
-    observation, action, action_mask="legal" if name == "masked" else None
+    observation,
+    envs.Actions(name, action).spec,
+    action_mask="legal" if name == "masked" else None,
+    native_action=action,
   )
   kind = dqn if name == "dqn" else vtrace
   config = kind.Config(hidden_sizes=(8,), **fields)
@@ -159,15 +164,18 @@ def test_an_exported_policy_agrees_with_the_original(name):
     taken = take_step(jax.random.key(step), timestep, live)  # Any key works.
     action, memory = call(inputs, memory)
     live = taken.acting_state
-    expected = taken.output.action
-    assert_close(action, expected)
+    expected = policy.actions(np.asarray(taken.output.action))
+    jax.tree.map(assert_close, in_lists(action), in_lists(expected))
     jax.tree.map(assert_close, memory, jax.tree.leaves(live))
     if step in (0, 4):
       rows = jax.tree.map(lambda x: np.asarray(x)[:1], (action, memory))
       jax.tree.map(assert_close, one, rows)
-    assert action.dtype == expected.dtype == spec["action"]["dtype"]
-    assert list(action.shape[1:]) == spec["action"]["shape"]
-    seen.append(np.asarray(action))
+    in_words = described(in_lists(action))
+    bounds = jax.tree.map(bounded, in_lists(policy.actions.native))
+    leaf = {"is_leaf": lambda x: "dtype" in x}
+    assert spec["action"] == jax.tree.map(dict.__or__, in_words, bounds, **leaf)
+    parts = [np.reshape(x, (ROWS, -1)) for x in jax.tree.leaves(action)]
+    seen.append(np.hstack(parts))
   assert len(np.unique(np.concatenate(seen), axis=0)) > 1
   # The memory matters only within an episode.
   for step_type in (0, 1):
@@ -176,6 +184,19 @@ def test_an_exported_policy_agrees_with_the_original(name):
     differ = any(np.any(a != b) for a, b in zip(*after, strict=True))
     # The memory of all other agents is only the last action.
     assert differ == (step_type == 1 and name in ("lstm", "frames"))
+
+
+def in_lists(nest):
+  """Returns a nest with lists instead of tuples, as JSON has them."""
+  if isinstance(nest, dict):
+    return {key: in_lists(value) for key, value in nest.items()}
+  return [*map(in_lists, nest)] if isinstance(nest, tuple) else nest
+
+
+def bounded(spec):
+  """Describes bounds as `policy.json` does."""
+  bounds = {"minimum": spec.minimum.tolist(), "maximum": spec.maximum.tolist()}
+  return {k: None if x == np.inf else x for k, x in bounds.items()}
 
 
 def described(nest):

@@ -24,6 +24,12 @@ NEST = types.EnvironmentSpec(
   {"place": specs.Array((2,), np.float32), "room": specs.DiscreteArray(3)},
   specs.BoundedArray((2,), np.float32, -1.0, 1.0),
 )
+CHOICE = specs.BoundedArray((), np.int64, -1, 1)
+NUMBERS = specs.BoundedArray((2, 1), np.float64, -0.5, np.inf)
+PACKED = envs.Actions("env", {"turn": CHOICE, "pull": (NUMBERS,)})
+HYBRID = types.EnvironmentSpec(
+  VECTOR.observation, PACKED.spec, native_action=PACKED.native
+)
 SEEN = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 
@@ -37,6 +43,7 @@ def policy_of(kind="vector"):
       VECTOR,
     ),
     "nest": (a2c.Config(hidden_sizes=(8,)), NEST),
+    "hybrid": (a2c.Config(hidden_sizes=(8,)), HYBRID),
     "q_values": (dqn.Config(hidden_sizes=(8,)), VECTOR),
   }[kind]
   agent = config.make(spec)
@@ -59,6 +66,26 @@ def test_one_observation_and_a_batch_have_the_same_actions(kind):
     assert action.shape == () and action == expected
     same, _ = policy.predict(observation.tolist())
     assert same == expected
+
+
+def test_an_action_is_what_the_environment_takes():
+  policy = policy_of("hybrid")
+  batch, _ = policy.predict(SEEN)
+  (numbers,) = batch["pull"]
+  assert batch["turn"].dtype == np.int64 and numbers.dtype == np.float64
+  assert set(batch["turn"].tolist()) <= {-1, 0, 1}
+  assert numbers.shape == (6, 2, 1)
+  for k, observation in enumerate(SEEN):
+    action, _ = policy.predict(observation)
+    assert action["turn"] == batch["turn"][k]
+    np.testing.assert_allclose(action["pull"][0], numbers[k], rtol=1e-4)
+  # An exported policy computes the same actions with JAX.
+  timestep = dm_env.TimeStep(
+    np.zeros(6, np.uint8), np.zeros(6, np.float32), np.ones(6), SEEN
+  )
+  jitted, _ = jax.jit(policy.act)(timestep, policy.initial_state(6))
+  np.testing.assert_array_equal(jitted["turn"], batch["turn"])
+  np.testing.assert_allclose(jitted["pull"][0], numbers, rtol=1e-4)
 
 
 def test_an_observation_may_be_a_nest_and_an_action_a_vector():

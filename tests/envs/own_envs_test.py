@@ -315,6 +315,18 @@ def test_a_mask_of_two_choices_is_separate_or_joint(start):
     environment.send(rows.index, np.array([0, 0]))
 
 
+def test_a_mask_of_a_nest_is_for_its_choices(start):
+  environment = start("masked_hybrid", 1, {"shape": [2, 4]})
+  assert environment.spec.action_mask == "action_mask"
+  assert environment.spec.action.num_choices == 2
+  # Without numbers, a mask may be for all combinations.
+  environment = start("masked_tuple", 1)
+  assert environment.spec.action.num_values == 12
+  environment.send(environment.recv().index, np.array([7]))
+  # These are the choices 1 and 3.
+  assert environment.recv().timestep.reward.tolist() == [4]
+
+
 UNUSABLE = [
   (envs.Config("no_such_module:make"), "No module named 'no_such_module'"),
   (
@@ -334,8 +346,6 @@ UNUSABLE = [
   (config_of("OldReset"), r"return \(observation, info\), found ndarray"),
   (config_of("dies_at_once"), "environments 0 to [01] of .* with status 9"),
   # Spaces, and observations that do not fit.
-  (config_of("matrix_actions"), r"Box\(-1.0, 1.0, \(2, 2\), float32\). Supp"),
-  (config_of("unbounded_actions"), r"Box\(-inf, inf, .*Supported"),
   (config_of("no_action"), "Supported are"),
   (config_of("text_observation"), r"observation text is Text.*Supported"),
   (config_of("no_observation"), "at least one number, found one of"),
@@ -348,6 +358,7 @@ UNUSABLE = [
     config_of("masked_choices", {"values": [2, 3], "shape": [2, 3]}),
     r"either: .* flat, \[6\]",
   ),
+  (config_of("masked_hybrid", {"shape": []}), r"mask \[choices, values\]"),
   (config_of("counting_dm", info_keys=("age",)), "no info_keys.*age"),
   (config_of("counting_dm", action_mask="legal"), "action_mask.*'legal'"),
   (config_of("Masked", info_keys=("agee",)), "'agee'. Did you mean age?"),
@@ -440,6 +451,36 @@ def test_dm_env_may_have_dict_observations_and_vector_actions(start):
   assert rows.timestep.reward.tolist() == [[0, 0], [0, 1]]
   values = rows.timestep.observation["values"]
   assert values[0].tolist() == [[0, 0, 0, 0], [1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ["hybrid", "dm_hybrid"])
+def test_an_environment_takes_nests_of_choices_and_numbers(start, name):
+  environment = start(name, 2, num_threads=2)
+  spec = environment.spec
+  # Three choices, and then three numbers.
+  assert spec.action == types.HybridArray(
+    3, [0, 0, 0, -np.inf, -1, -1], [3, 2, 1, np.inf, 1, 2]
+  )
+  actions = np.float32([[3, 2, 0, 99, 0.5, 9], [0, 1, 1, -99, -0.5, -9]])
+  rows = run(environment, actions[None])
+  # The environment has checked the dtypes; the third choice begins at 5.
+  np.testing.assert_array_equal(
+    rows.timestep.observation["taken"][1],
+    [[3, 2, 5, 99, 0.5, 2], [0, 1, 6, -99, -0.5, -1]],
+  )
+  for wrong in ([4, 0, 0, 0, 0, 0], [0, -1, 0, 0, 0, 0]):
+    with pytest.raises(ValueError, match=r"from 0 to \[3 2 1\]"):
+      environment.send(np.arange(1), np.float32([wrong]))
+
+
+def test_matrices_and_numbers_are_packed_into_vectors(start):
+  environment = start("matrix_actions", 2)
+  bounds = dm_env.specs.BoundedArray((4,), np.float32, -1, [1, 1, 1, 1])
+  assert environment.spec.action == bounds
+  rows = run(environment, np.float32([[[0.25, 0.5, -1, 1], [9, 9, 9, 9]]]))
+  assert rows.timestep.reward[1].tolist() == [0.75, 4]
+  rows = run(start("number_action", 2), np.float32([[[0.5], [9]]]))
+  assert rows.timestep.reward[1].tolist() == [0.5, 1]
 
 
 # Factories
@@ -823,7 +864,7 @@ def test_garbage_from_a_process_is_an_error_that_names_its_environments(
 ):
   config = config_of("Counting")
   spec = dm_env.specs.Array((4,), np.float32)
-  action = dm_env.specs.DiscreteArray(3, np.int32)
+  action = dm_env.specs.BoundedArray((), np.int64, -1, 1)
   signature = pickle.dumps(messages.Signature(spec, action))
   names = "environments 0 to 2 of"
   with processes_that_send(

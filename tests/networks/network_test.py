@@ -32,6 +32,7 @@ ACTIONS = {
   "discrete": specs.DiscreteArray(5),
   "several": specs.BoundedArray((2,), np.int32, 0, [3, 1]),
   "continuous": specs.BoundedArray((2,), np.float32, -1.0, 1.0),
+  "hybrid": types.HybridArray(2, [0, 0, -1], [3, 1, 1]),
 }
 HEADS = {
   "policy": networks.PolicyValueHead(4),
@@ -213,6 +214,8 @@ def test_initial_core_states_are_zeros_for_frames_and_lstm():
     ("discrete", 0, 4, 8),
     ("several", [0, 1], [1, 0], 8),
     ("continuous", [0.5, -0.5], [0.5, 0.5], 8),
+    ("hybrid", [0, 1, 0.5], [1, 0, 0.5], 8),
+    ("hybrid", [0, 1, 0.5], [0, 1, -0.5], 8),
     (None, -0.5, 0.5, 8),  # The reward.
     ("discrete", 0, 4, 0),
   ],

@@ -498,7 +498,13 @@ def _random_actions(
   spec: dm_env.specs.BoundedArray, size: int, random: np.random.Generator
 ) -> np.ndarray:
   shape = (size, *spec.shape)
+  if isinstance(spec, types.HybridArray):
+    parts = spec.choices, spec.numbers
+    drawn = [_random_actions(part, size, random) for part in parts]
+    return np.concatenate(drawn, axis=1, dtype=np.float32)
   if np.issubdtype(spec.dtype, np.floating):
-    return random.uniform(spec.minimum, spec.maximum, shape).astype(spec.dtype)
+    # Where there are no bounds, any numbers do.
+    low, high = (np.clip(x, -1e3, 1e3) for x in (spec.minimum, spec.maximum))
+    return random.uniform(low, high, shape).astype(spec.dtype)
   high = np.asarray(spec.maximum) + 1
   return random.integers(spec.minimum, high, shape).astype(spec.dtype)

@@ -69,7 +69,7 @@ class Policy:
 
   def act(
     self, timestep: dm_env.TimeStep, state: acting_step.ActingState
-  ) -> tuple[jax.Array, acting_step.ActingState]:
+  ) -> tuple[types.Tree, acting_step.ActingState]:
     """Takes the greedy actions. This function can be jitted.
 
     Args:
@@ -78,11 +78,19 @@ class Policy:
         FIRST ignore it.
 
     Returns:
-      The actions, `[B, ...]`, and the state for the next call.
+      The environment's actions, a nest of `[B, ...]` with 32 bits, and the
+      state for the next call.
 
     Raises:
       types.ConfigError: the agent has no `greedy` step.
     """
+    action, state = self._take(timestep, state)
+    return self.actions(action, jnp), state
+
+  def _take(
+    self, timestep: dm_env.TimeStep, state: acting_step.ActingState
+  ) -> tuple[jax.Array, acting_step.ActingState]:
+    """Does as `act`, but returns the agent's own array of actions."""
     if self.agent.greedy is None:
       raise types.ConfigError(
         "expected an agent with a `greedy` step, found one without"
@@ -104,9 +112,11 @@ class Policy:
     episode_start: types.Array | None = None,
     *,
     reward: types.Array | None = None,
-  ) -> tuple[np.ndarray, acting_step.ActingState]:
+  ) -> tuple[types.Tree, acting_step.ActingState]:
     """Returns the greedy action for an observation, both in NumPy.
 
+    The action is what the environment's `step` takes: in its bounds, with its
+    dtype, from its smallest integer, and a dict or a tuple if it takes these.
     The arguments are those of `predict` in Stable-Baselines3, and the reward,
     which an LSTM may have as an input.
 
@@ -148,15 +158,27 @@ class Policy:
       state = self.initial_state(size)
     taken, state = self._jitted(self.acting, timestep, state)
     action = np.asarray(taken)
-    return (action[0] if rows is None else action), state
+    if rows is None:
+      return self.actions.rows(action)[0], state
+    return self.actions(action), state
+
+  @functools.cached_property
+  def actions(self) -> envs.Actions:
+    """The conversion from the agent's actions to the environment's."""
+    native = self.spec.native_action
+    return envs.Actions(
+      self.env.env, self.spec.action if native is None else native
+    )
 
   @functools.cached_property
   def _jitted(
     self,
   ) -> Callable[..., tuple[jax.Array, acting_step.ActingState]]:
-    """The compiled `act`, which takes the parameters as an argument."""
+    """The compiled `_take`, which takes the parameters as an argument."""
     return jax.jit(
-      lambda acting, *args: dataclasses.replace(self, acting=acting).act(*args)
+      lambda acting, *args: dataclasses.replace(self, acting=acting)._take(
+        *args
+      )
     )
 
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import dm_env
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from seedx import trees, types
+from seedx.envs import actions
 
 
 class Environment(Protocol):
@@ -21,17 +21,18 @@ class Environment(Protocol):
 
   Attributes:
     observation: spec of an observation, without batch axes.
-    action: spec of an action, see `types.EnvironmentSpec`.
+    action: spec of an action, or a nest of these: a `dm_env.specs.Array` of
+      floats, or a `dm_env.specs.BoundedArray`.
   """
 
   observation: types.Tree
-  action: dm_env.specs.BoundedArray
+  action: types.Tree
 
   def init(self, rng_key: jax.Array) -> types.Tree:
     """Returns the state before the first episode, a nest of arrays."""
 
   def step(
-    self, state: types.Tree, action: jax.Array, rng_key: jax.Array
+    self, state: types.Tree, action: types.Tree, rng_key: jax.Array
   ) -> tuple[types.Tree, dm_env.TimeStep]:
     """Takes a step with an action, `[*action_shape]`, within its bounds.
 
@@ -82,7 +83,7 @@ class Episodic(abc.ABC):
   """
 
   observation: types.Tree
-  action: dm_env.specs.BoundedArray
+  action: types.Tree
   time_limit: ClassVar[int] = 0
 
   @abc.abstractmethod
@@ -174,15 +175,15 @@ def step(
   Args:
     environment: functions of each environment.
     state: `[B, ...]`.
-    action: `[B, *action_shape]`; floats are clipped to their bounds.
+    action: `[B, *action_shape]` of the agent; the environments receive it as
+      their `action` describes, with floats clipped to their bounds.
     rng_keys: `[B]` keys that `keys` returned.
     time: `[B]` int32 number of steps of each environment so far.
 
   Returns:
     The next states, and the time steps, `[B, ...]`.
   """
-  spec = environment.action
-  if np.issubdtype(spec.dtype, np.floating):
-    action = jnp.clip(action, spec.minimum, spec.maximum)
+  native = actions.Actions("the environment", environment.action)
+  action = native(action, jnp)
   step_keys = jax.vmap(jax.random.fold_in)(rng_keys, time)
   return jax.vmap(environment.step)(state, action, step_keys)

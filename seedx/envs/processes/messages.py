@@ -66,7 +66,7 @@ class Signature(NamedTuple):
   """An environment's specs before any transform, with entries of `info`."""
 
   observation: types.Tree
-  action: dm_env.specs.BoundedArray
+  action: types.Tree
 
 
 class SharedRows(NamedTuple):
@@ -121,9 +121,16 @@ def indices(payload: bytes, job: Job) -> np.ndarray:
 
 
 def shared_rows(
-  signature: Signature, num_envs: int, num_infos: int, memory: int
+  signature: Signature,
+  action: dm_env.specs.BoundedArray,
+  num_envs: int,
+  num_infos: int,
+  memory: int,
 ) -> SharedRows:
-  """Resizes the file with the descriptor `memory`, and maps rows into it."""
+  """Resizes the file with the descriptor `memory`, and maps rows into it.
+
+  `action` is the spec of the agent's actions, see `actions.Actions`.
+  """
   number = dm_env.specs.Array((), np.float32)
   specs = [
     dm_env.specs.Array((), np.uint8),
@@ -131,7 +138,7 @@ def shared_rows(
     number,
     number,
     dm_env.specs.Array((num_infos,), np.float32),
-    signature.action,
+    action,
     *tree.flatten(signature.observation),
   ]
   offsets = [0]

@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import dm_env
 import numpy as np
 
 from seedx import types
+from seedx.envs import actions, observations
 from seedx.envs import config as env_config
-from seedx.envs import observations
 
 # The observation, the reward, the discount (0 if the episode terminates), and
 # whether the episode ends. A NamedTuple would be slower.
@@ -71,28 +71,6 @@ class Leaf:
     return value
 
 
-class Action(NamedTuple):
-  """The actions of an environment.
-
-  Attributes:
-    spec: spec of the agent's actions; discrete actions start at 0.
-    dtype: dtype of the environment's actions.
-    low, high: `[*action_shape]`, the environment's smallest and largest action.
-  """
-
-  spec: dm_env.specs.BoundedArray
-  dtype: np.dtype
-  low: np.ndarray
-  high: np.ndarray
-
-  def translated(self, action: np.ndarray) -> np.ndarray:
-    """Converts the agent's actions, `[B, ...]`, to the environment's."""
-    action = action.astype(self.dtype)
-    if self.dtype.kind in "iu":
-      return action + self.low.astype(self.dtype)
-    return np.clip(action, self.low, self.high)
-
-
 class Single(Protocol):
   """An environment that has been reset with its seed.
 
@@ -105,7 +83,7 @@ class Single(Protocol):
   """
 
   observation: types.Tree
-  action: Action
+  action: actions.Actions
   first_observation: types.Tree
   last_info: Sequence[float]
 
@@ -114,7 +92,7 @@ class Single(Protocol):
     ...
 
   def step(self, action: Any) -> Step:
-    """Takes an action of the environment's dtype."""
+    """Takes an action, a nest as in `action.native`."""
     ...
 
   def render(self) -> Any:
@@ -238,32 +216,6 @@ def unsupported_observation(
   return types.ConfigError(
     f"{name}: the observation{_path_text(path)} is {actual}."
     " Supported are arrays of numbers, and dicts of these with strings as keys."
-  )
-
-
-def array_action(
-  name: str, space: Any, bounds: tuple[Any, Any] | None
-) -> Action:
-  """Makes the `Action` of an environment whose actions are arrays.
-
-  Args:
-    name: name of the factory.
-    space: the environment's space or spec of actions.
-    bounds: smallest and largest action; None if actions are not arrays.
-
-  Raises:
-    types.ConfigError: the actions are not supported.
-  """
-  if bounds is not None:
-    dtype = np.dtype(space.dtype)
-    low, high = (np.broadcast_to(x, space.shape) for x in bounds)
-    spec = observations.action_spec(dtype, low, high)
-    if spec is not None:
-      return Action(spec, dtype, low, high)
-  raise types.ConfigError(
-    f"{name} takes the action {' '.join(str(space).split())}. Supported are"
-    " discrete actions, one or a vector of them, and continuous actions of"
-    " rank 1 with finite bounds."
   )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import dm_env
 
 from seedx import types
+from seedx.envs import actions
 from seedx.envs import config as env_config
 from seedx.envs.processes import single
 
@@ -38,7 +39,7 @@ class Single:
         " gymnasium.Env whose info has these entries"
       )
     action = single.attempt(name, "action_spec", env.action_spec)
-    self.action = single.array_action(name, action, _bounds(action))
+    self.action = actions.Actions(name, action)
     observation = single.attempt(name, "observation_spec", env.observation_spec)
     self.observation = single.leaves(
       observation, functools.partial(_leaf, name)

@@ -5,13 +5,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import dm_env
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from seedx import types
+from seedx.envs import actions, observations
 from seedx.envs import config as env_config
-from seedx.envs import observations
 from seedx.envs.processes import last_info, single
 
 
@@ -32,7 +33,8 @@ class Single:
       single.attempt(name, x, getattr, env, x)
       for x in ("observation_space", "action_space")
     )
-    self.action = _action(name, action_space)
+    native = _action(name, action_space)
+    self.action = actions.Actions(name, native)
     leaves = single.leaves(
       _without_text(name, observation_space),
       functools.partial(_leaf, name),
@@ -136,15 +138,24 @@ def _leaf(name: str, path: tuple[str, ...], space: spaces.Space) -> single.Leaf:
   return single.observation_leaf(name, path, space, *bounds)
 
 
-def _action(name: str, space: spaces.Space) -> single.Action:
-  bounds: tuple[Any, Any] | None = None
+def _action(name: str, space: spaces.Space, path: tuple[Any, ...] = ()) -> Any:
+  """Returns the nest of specs of a space of actions."""
+  spec = dm_env.specs.BoundedArray
   match space:
+    case spaces.Dict():
+      return {k: _action(name, x, (*path, k)) for k, x in space.items()}
+    case spaces.Tuple():
+      return tuple(_action(name, x, (*path, k)) for k, x in enumerate(space))
+    case spaces.Discrete(start=0):
+      return dm_env.specs.DiscreteArray(int(space.n), space.dtype)
     case spaces.Discrete():
-      bounds = (space.start, space.start + space.n - 1)
+      first, last = space.start, space.start + space.n - 1
+      return spec((), space.dtype, first, last)
     case spaces.MultiDiscrete():
-      bounds = (space.start, space.start + space.nvec - 1)
+      first, last = space.start, space.start + space.nvec - 1
+      return spec(space.shape, space.dtype, first, last)
     case spaces.MultiBinary():
-      bounds = (0, 1)
+      return spec(space.shape, space.dtype, 0, 1)
     case spaces.Box():
-      bounds = (space.low, space.high)
-  return single.array_action(name, space, bounds)
+      return spec(space.shape, space.dtype, space.low, space.high)
+  raise actions.unsupported(name, path, space)

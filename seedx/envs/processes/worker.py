@@ -104,7 +104,11 @@ class _Worker:
     self._game_return = [0.0] * job.count
     self._logs_info = bool(job.config.log_info)
     self._shared = messages.shared_rows(
-      signature, job.num_envs, len(job.config.log_info), memory
+      signature,
+      self._environments[0].action.spec,
+      job.num_envs,
+      len(job.config.log_info),
+      memory,
     )
 
   def answer(self, message: bytes) -> bytes:
@@ -135,7 +139,7 @@ class _Worker:
 
   def _step_all(self, index: np.ndarray) -> None:
     shared = self._shared
-    actions = self._environments[0].action.translated(shared.action[index])
+    actions = self._environments[0].action.rows(shared.action[index])
     rows = []
     for k, action in zip(index.tolist(), actions, strict=True):
       try:
@@ -308,4 +312,4 @@ def _arguments(
 
 def _signature(environment: single.Single) -> messages.Signature:
   specs = tree.map_structure(lambda leaf: leaf.spec, environment.observation)
-  return messages.Signature(specs, environment.action.spec)
+  return messages.Signature(specs, environment.action.native)
