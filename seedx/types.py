@@ -197,6 +197,32 @@ def _about(kind: type) -> dict[str, About]:
   return settings
 
 
+class MultiDiscreteArray(dm_env.specs.BoundedArray):
+  """Spec of an array of choices, which are integers from 0.
+
+  Attributes:
+    num_values: `[*shape]`, number of values of each choice.
+  """
+
+  __slots__ = ()
+  __hash__ = None  # type: ignore[assignment]
+
+  def __init__(
+    self, num_values: np.ndarray, dtype: Any, name: str | None = None
+  ) -> None:
+    maximum = np.asarray(num_values) - 1
+    super().__init__(maximum.shape, dtype, 0, maximum, name)
+
+  @property
+  def num_values(self) -> np.ndarray:
+    """Number of values of each choice."""
+    return self.maximum + 1
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    """Returns how to unpickle the spec."""
+    return MultiDiscreteArray, (self.num_values, self.dtype, self.name)
+
+
 class HybridArray(dm_env.specs.BoundedArray):
   """Spec of a float32 vector of choices, followed by numbers.
 

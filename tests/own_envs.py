@@ -243,7 +243,9 @@ class Acting(gymnasium.Env):
 
   def __init__(self, action=None, observation=None, shows=None):
     self.action_space = action or spaces.Discrete(2)
-    self.observation_space = observation or spaces.Box(-1, 1, (3,))
+    if observation is None:
+      observation = spaces.Box(-1, 1, (3,))
+    self.observation_space = observation
     self._shows = shows
 
   def reset(self, *, seed=None, options=None):
@@ -285,6 +287,65 @@ def masked_tuple():
   return Acting(action, space, {"action_mask": np.ones(12, np.int8)})
 
 
+class Nested(gymnasium.Env):
+  """Observes tuples in dicts and dicts in tuples; shows its step."""
+
+  def __init__(self):
+    self.action_space = spaces.Discrete(2)
+    inner = spaces.Dict(level=spaces.Discrete(5, start=-2))
+    self.observation_space = spaces.Dict(
+      pair=spaces.Tuple((spaces.Box(-9, 9, (2,)), inner, spaces.Discrete(9))),
+      rooms=spaces.MultiDiscrete([[3, 2]], start=[[4, 0]]),
+    )
+
+  def reset(self, *, seed=None, options=None):
+    self._t = 0
+    return self._observe(), {}
+
+  def step(self, action):
+    self._t += 1
+    return self._observe(), 0.0, False, False, {}
+
+  def _observe(self):
+    t = self._t
+    inner = {"level": np.int64(t - 2)}
+    pair = (np.full(2, t, np.float32), inner, np.int64(t))
+    return {"pair": pair, "rooms": np.array([[4 + t, t % 2]])}
+
+
+def nested():
+  return Nested()
+
+
+class DmNested(CountingDm):
+  """Observes a list in a dict."""
+
+  def observation_spec(self):
+    return {"values": [super().observation_spec(), dm_env.specs.Array((), int)]}
+
+  def reset(self):
+    return self._changed(super().reset())
+
+  def step(self, action):
+    return self._changed(super().step(action))
+
+  def _changed(self, timestep):
+    values = [timestep.observation, int(timestep.observation[2])]
+    return timestep._replace(observation={"values": values})
+
+
+def dm_nested(seed):
+  return DmNested(seed)
+
+
+class TooShort(Nested):
+  """Returns a tuple without its last entry."""
+
+  def _observe(self):
+    observation = super()._observe()
+    return observation | {"pair": observation["pair"][:-1]}
+
+
 def no_observation(key=""):
   space = spaces.Box(-1, 1, (0,))
   if key:
@@ -298,6 +359,17 @@ def _acting(*arguments):
 
 matrix_actions = _acting(spaces.Box(-1, 1, (2, 2)))
 number_action = _acting(spaces.Box(-1, 1, ()))
+
+text_in_tuple = _acting(None, spaces.Tuple((spaces.Text(5),)))
+sequence_in_dict = _acting(
+  None, spaces.Dict(a=spaces.Sequence(spaces.Discrete(2)))
+)
+graph_observation = _acting(None, spaces.Graph(spaces.Box(-1, 1, (2,)), None))
+either_observation = _acting(None, spaces.OneOf((spaces.Discrete(2),) * 2))
+nothing_observed = _acting(None, spaces.Dict())
+text_action = _acting(spaces.Text(5))
+sequence_action = _acting(spaces.Dict(a=spaces.Sequence(spaces.Discrete(2))))
+either_action = _acting(spaces.OneOf((spaces.Discrete(2),) * 2))
 
 # Unsupported spaces, and observations that do not match their space.
 _COUNT = spaces.Dict({"count": spaces.Box(0, 9, (2,), np.int32)})

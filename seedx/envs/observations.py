@@ -110,13 +110,17 @@ def leaf_spec(
   dtype: np.dtype,
   low: Any,
   high: Any,
+  are_choices: bool = False,
 ) -> dm_env.specs.Array:
   """Returns the spec of one array of an observation; 64 bits become 32.
 
-  An integer that is a choice becomes a `DiscreteArray`. Other integers keep
-  their bounds. Floats lose their bounds, which are often placeholders.
+  An integer that is a choice becomes a `DiscreteArray`, an array of choices a
+  `types.MultiDiscreteArray`. Other integers keep their bounds. Floats lose
+  their bounds, which are often placeholders.
   """
   dtype = narrowed(dtype)
+  if are_choices and np.sum(high) < actions.MAX_DISCRETE_VALUES:
+    return types.MultiDiscreteArray(np.asarray(high) + 1, dtype, name)
   if low is None or high is None or not np.issubdtype(dtype, np.integer):
     return dm_env.specs.Array(shape, dtype, name)
   if shape == () and low == 0 and high < actions.MAX_DISCRETE_VALUES:

@@ -148,7 +148,7 @@ class Torso(nn.Module):
   """A torso for nests of images, discrete values and vectors.
 
   Each image (uint8 of rank 3) has an image network. All other parts share one
-  `MLP`: discrete values as one-hot vectors, bytes divided by 255, and the rest
+  `MLP`: choices as one-hot vectors, bytes divided by 255, and the rest
   flattened. The features are concatenated.
 
   Attributes:
@@ -177,6 +177,8 @@ class Torso(nn.Module):
         features.append(torso(dtype=self.dtype)(leaf))
       elif isinstance(spec, dm_env.specs.DiscreteArray):
         vectors.append(jax.nn.one_hot(leaf, spec.num_values, dtype=self.dtype))
+      elif isinstance(spec, types.MultiDiscreteArray):
+        vectors.append(_one_hots(spec, leaf).astype(self.dtype))
       else:
         vector = leaf.reshape(leaf.shape[0], -1).astype(self.dtype)
         vectors.append(vector / 255 if spec.dtype == np.uint8 else vector)
@@ -184,6 +186,14 @@ class Torso(nn.Module):
       joined = jnp.concatenate(vectors, axis=-1)
       features.append(MLP(self.sizes, self.dtype)(joined))
     return jnp.concatenate(features, axis=-1)
+
+
+def _one_hots(spec: types.MultiDiscreteArray, leaf: jax.Array) -> jax.Array:
+  """Returns the joined one-hot vectors of an array of choices, `[B, F]`."""
+  num_values = spec.num_values.ravel()
+  values = np.concatenate([np.arange(n) for n in num_values])
+  choices = leaf.reshape(leaf.shape[0], -1)
+  return choices[:, np.repeat(np.arange(len(num_values)), num_values)] == values
 
 
 def is_image(spec: dm_env.specs.Array) -> bool:

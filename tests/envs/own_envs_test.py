@@ -327,6 +327,24 @@ def test_a_mask_of_a_nest_is_for_its_choices(start):
   assert environment.recv().timestep.reward.tolist() == [4]
 
 
+def test_observations_may_be_nests_of_dicts_and_tuples(start):
+  environment = start("nested", 2, num_threads=2)
+  spec = environment.spec.observation
+  assert spec["pair"][1]["level"].num_values == 5
+  assert isinstance(spec["rooms"], types.MultiDiscreteArray)
+  assert spec["rooms"].num_values.tolist() == [[3, 2]]
+  observation = run(environment, [[0, 0], [0, 0]]).timestep.observation
+  vector, inner, choice = observation["pair"]
+  for t in range(3):
+    np.testing.assert_array_equal(vector[t], [[t, t]] * 2)
+    # Choices count from 0.
+    assert inner["level"][t].tolist() == choice[t].tolist() == [t, t]
+    assert observation["rooms"][t].tolist() == [[[t, t % 2]]] * 2
+  observation = run(start("dm_nested", 1), [[1]]).timestep.observation
+  vector, step = observation["values"]
+  assert (vector[1, 0, 2], step[1, 0]) == (1, 1)
+
+
 UNUSABLE = [
   (envs.Config("no_such_module:make"), "No module named 'no_such_module'"),
   (
@@ -346,8 +364,17 @@ UNUSABLE = [
   (config_of("OldReset"), r"return \(observation, info\), found ndarray"),
   (config_of("dies_at_once"), "environments 0 to [01] of .* with status 9"),
   # Spaces, and observations that do not fit.
-  (config_of("no_action"), "Supported are"),
-  (config_of("text_observation"), r"observation text is Text.*Supported"),
+  (config_of("no_action"), "Supported are.*ActionWrapper"),
+  (config_of("text_action"), r"the action Text\(.*ActionWrapper"),
+  (config_of("sequence_action"), r"the action a Sequence\(.*ActionWrapper"),
+  (config_of("either_action"), r"the action OneOf\(.*ActionWrapper"),
+  (config_of("text_observation"), r"observation text is Text.*leave other"),
+  (config_of("text_in_tuple"), r"observation 0 is Text.*leave other"),
+  (config_of("sequence_in_dict"), r"observation a is Sequence.*leave other"),
+  (config_of("graph_observation"), r"observation is Graph.*leave other"),
+  (config_of("either_observation"), r"observation is OneOf.*leave other"),
+  (config_of("nothing_observed"), r"observation is Dict\(\).*leave other"),
+  (config_of("TooShort"), "expected 2 in the observation, found"),
   (config_of("no_observation"), "at least one number, found one of"),
   (config_of("no_observation", {"key": "none"}), "one number, found none of"),
   (config_of("wrong_shape"), r"to have shape \(3,\).*found shape \(2,\)"),

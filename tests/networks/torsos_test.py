@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from seedx import networks
+from seedx import networks, types
 from seedx.networks import torsos
 from tests.networks import helpers
 
@@ -28,15 +28,24 @@ def test_an_image_is_uint8_of_rank_3(spec, image):
 def test_discrete_observations_are_one_hot_and_others_flat():
   # Without layers in the MLP, the features are its inputs.
   torso = networks.Torso(
-    (specs.DiscreteArray(3), specs.Array((2, 2), np.float32)), sizes=()
+    (
+      specs.DiscreteArray(3),
+      types.MultiDiscreteArray(np.array([[2], [3]]), np.int32),
+      specs.Array((2, 2), np.float32),
+    ),
+    sizes=(),
   )
   observation = (
     np.array([2, 0]),
+    np.array([[[0], [2]], [[1], [0]]]),
     np.arange(8, dtype=np.float32).reshape(2, 2, 2),
   )
   np.testing.assert_array_equal(
     jax.jit(torso.apply)({}, observation),
-    [[0, 0, 1, 0, 1, 2, 3], [1, 0, 0, 4, 5, 6, 7]],
+    [
+      [0, 0, 1, 1, 0, 0, 0, 1, 0, 1, 2, 3],
+      [1, 0, 0, 0, 1, 1, 0, 0, 4, 5, 6, 7],
+    ],
   )
 
 

@@ -29,13 +29,13 @@ class Leaf:
     kinds: dtype kinds that the environment's array may have.
     offset: number that is subtracted from the environment's integers; None
       for 0.
-    path: keys that lead to the array in nested dicts.
+    path: keys and indices that lead to the array in nested dicts and tuples.
   """
 
   spec: dm_env.specs.Array
   kinds: str
   offset: np.ndarray | None
-  path: tuple[str, ...] = ()
+  path: tuple[str | int, ...] = ()
 
   def read(self, observation: types.Tree) -> np.ndarray:
     """Reads the array from an environment's observation.
@@ -46,7 +46,11 @@ class Leaf:
     """
     value = observation
     for key in self.path:
-      if not isinstance(value, Mapping) or key not in value:
+      if isinstance(key, int):
+        has_key = isinstance(value, tuple | list) and key < len(value)
+      else:
+        has_key = isinstance(value, Mapping) and key in value
+      if not has_key:
         raise WrongStepError(
           f"expected {key!r} in the observation, found"
           f" {list(value) if isinstance(value, Mapping) else type(value)}"
@@ -165,33 +169,41 @@ def flag(name: str, value: Any) -> bool:
 
 def leaves(
   space: Any,
-  leaf: Callable[[tuple[str, ...], Any], Leaf],
-  path: tuple[str, ...] = (),
+  leaf: Callable[[tuple[str | int, ...], Any], Leaf],
+  path: tuple[str | int, ...] = (),
 ) -> types.Tree:
-  """Maps `leaf`, a function of path and value, over nested dicts of specs."""
-  is_dict = isinstance(space, Mapping) and len(space) > 0
-  if not is_dict or not all(isinstance(key, str) for key in space):
-    return leaf(path, space)
-  return {key: leaves(x, leaf, (*path, key)) for key, x in space.items()}
+  """Maps `leaf`, a function of path and value, over nested dicts and tuples.
+
+  Lists become tuples. A dict without entries, or with other keys than strings,
+  counts as a leaf.
+  """
+  if isinstance(space, Mapping) and space:
+    if all(isinstance(key, str) for key in space):
+      return {key: leaves(x, leaf, (*path, key)) for key, x in space.items()}
+  elif isinstance(space, Sequence) and space:
+    return tuple(leaves(x, leaf, (*path, k)) for k, x in enumerate(space))
+  return leaf(path, space)
 
 
 def observation_leaf(
   name: str,
-  path: tuple[str, ...],
+  path: tuple[str | int, ...],
   space: Any,
   low: Any = None,
   high: Any = None,
   offset: Any = 0,
+  are_choices: bool = False,
 ) -> Leaf:
   """Makes a `Leaf` for an array of an observation.
 
   Args:
     name: name of the factory, for messages.
-    path: keys that lead to the array in nested dicts, for messages.
+    path: keys and indices that lead to the array, for messages.
     space: the environment's space or spec of the array, or an example.
     low: smallest integer, after `offset` is subtracted.
     high: largest integer, after `offset` is subtracted.
     offset: smallest integer of a choice, which becomes 0.
+    are_choices: whether the integers of an array are choices, not numbers.
 
   Raises:
     types.ConfigError: the leaf is not an array of numbers.
@@ -200,7 +212,12 @@ def observation_leaf(
   if dtype.kind not in "fiub":
     raise unsupported_observation(name, path, f"dtype {dtype}")
   spec = observations.leaf_spec(
-    path[-1] if path else "observation", shape, dtype, low, high
+    str(path[-1]) if path else "observation",
+    shape,
+    dtype,
+    low,
+    high,
+    are_choices,
   )
   return Leaf(
     spec,
@@ -210,14 +227,17 @@ def observation_leaf(
 
 
 def unsupported_observation(
-  name: str, path: tuple[str, ...], actual: object
+  name: str, path: tuple[str | int, ...], actual: object
 ) -> types.ConfigError:
   """Returns the error for an entry that is not an array of numbers."""
   return types.ConfigError(
     f"{name}: the observation{_path_text(path)} is {actual}."
-    " Supported are arrays of numbers, and dicts of these with strings as keys."
+    " Supported are arrays of numbers, and tuples and dicts of these with"
+    " strings as keys: leave other entries out, or turn them into arrays, in"
+    " the environment or with a wrapper such as"
+    " gymnasium.wrappers.TransformObservation"
   )
 
 
-def _path_text(path: tuple[str, ...]) -> str:
-  return f" {'/'.join(path)}" if path else ""
+def _path_text(path: tuple[str | int, ...]) -> str:
+  return f" {'/'.join(map(str, path))}" if path else ""

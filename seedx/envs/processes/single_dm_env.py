@@ -89,7 +89,7 @@ class Single:
     self._env.close()
 
 
-def _leaf(name: str, path: tuple[str, ...], spec: Any) -> single.Leaf:
+def _leaf(name: str, path: tuple[str | int, ...], spec: Any) -> single.Leaf:
   if not isinstance(spec, dm_env.specs.Array):
     raise single.unsupported_observation(name, path, spec)
   return single.observation_leaf(name, path, spec, *(_bounds(spec) or ()))

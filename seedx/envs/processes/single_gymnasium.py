@@ -112,6 +112,8 @@ def _print_once(note: str) -> None:
 
 def _without_text(name: str, space: spaces.Space) -> Any:
   """Returns a space's entries without texts, which no network reads."""
+  if isinstance(space, spaces.Tuple):
+    return tuple(_without_text(name, x) for x in space)
   if not isinstance(space, spaces.Dict):
     return space
   texts = [k for k, x in space.items() if isinstance(x, spaces.Text)]
@@ -122,7 +124,9 @@ def _without_text(name: str, space: spaces.Space) -> Any:
   return {k: _without_text(name, x) for k, x in space.items() if k not in texts}
 
 
-def _leaf(name: str, path: tuple[str, ...], space: spaces.Space) -> single.Leaf:
+def _leaf(
+  name: str, path: tuple[str | int, ...], space: spaces.Space
+) -> single.Leaf:
   bounds: tuple[Any, ...]
   match space:
     case spaces.Box():
@@ -130,7 +134,7 @@ def _leaf(name: str, path: tuple[str, ...], space: spaces.Space) -> single.Leaf:
     case spaces.Discrete():
       bounds = (0, space.n - 1, space.start)
     case spaces.MultiDiscrete():
-      bounds = (0, space.nvec - 1, space.start)
+      bounds = (0, space.nvec - 1, space.start, True)
     case spaces.MultiBinary():
       bounds = (0, 1)
     case _:
