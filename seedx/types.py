@@ -223,6 +223,20 @@ class MultiDiscreteArray(dm_env.specs.BoundedArray):
     return MultiDiscreteArray, (self.num_values, self.dtype, self.name)
 
 
+class ImageArray(dm_env.specs.BoundedArray):
+  """Spec of an image `[C, H, W]` of other numbers than bytes.
+
+  The bounds are the numbers of black and white pixels.
+  """
+
+  __slots__ = ()
+  __hash__ = None  # type: ignore[assignment]
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    """Returns how to unpickle the spec."""
+    return ImageArray, super().__reduce__()[1]
+
+
 class HybridArray(dm_env.specs.BoundedArray):
   """Spec of a float32 vector of choices, followed by numbers.
 

@@ -9,7 +9,6 @@ import dm_env.specs
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from seedx import networks, types
 from seedx.agents import acting_step, base, normalizer, optimizers
@@ -292,11 +291,12 @@ def _check_use(
 ) -> None:
   if config.stack_frames > 1 and not any(map(networks.is_image, observation)):
     raise types.ConfigError(
-      "expected stack_frames 1 for observations without images (bytes of rank"
-      f" 3), found {config.stack_frames}; an LSTM remembers them all"
+      f"expected stack_frames 1 for observations without images, found"
+      f" {config.stack_frames}; an LSTM remembers them all, and an array is an"
+      " image if it is uint8 of rank 3, or has other pixels between bounds"
     )
   if config.normalize_observations and not any(
-    np.issubdtype(spec.dtype, np.floating) for spec in observation
+    map(normalizer.is_normalized, observation)
   ):
     raise types.ConfigError(
       "expected normalize_observations False for observations without floats,"

@@ -63,7 +63,7 @@ class Moments(NamedTuple):
 def init(observation: types.Tree) -> Statistics:
   """Returns statistics of mean 0 and unknown variance, for a nest of specs."""
   specs = jax.tree.leaves(observation)
-  shapes = [spec.shape for spec in specs if _is_normalized(spec)]
+  shapes = [spec.shape for spec in specs if is_normalized(spec)]
   return Statistics(
     tuple(jnp.zeros(shape, jnp.float32) for shape in shapes),
     tuple(jnp.full(shape, _UNKNOWN, jnp.float32) for shape in shapes),
@@ -81,7 +81,7 @@ def normalize(
   leaves, structure = jax.tree.flatten(observation)
   means_and_variances = zip(statistics.mean, statistics.variance, strict=True)
   for i, leaf_spec in enumerate(jax.tree.leaves(spec)):
-    if _is_normalized(leaf_spec):
+    if is_normalized(leaf_spec):
       mean, variance = next(means_and_variances)
       variance = jnp.where(variance < 0, 1.0, jnp.maximum(variance, 1e-8))
       scale = jax.lax.rsqrt(variance)
@@ -103,7 +103,7 @@ def measure(
   moments leaves the statistics as they are.
   """
   pairs = zip(jax.tree.leaves(spec), jax.tree.leaves(observation), strict=True)
-  leaves = [leaf for leaf_spec, leaf in pairs if _is_normalized(leaf_spec)]
+  leaves = [leaf for leaf_spec, leaf in pairs if is_normalized(leaf_spec)]
   offsets = [
     leaf - mean for leaf, mean in zip(leaves, statistics.mean, strict=True)
   ]
@@ -165,5 +165,7 @@ def merge(statistics: Statistics, batch: Moments) -> Statistics:
   return Statistics(tuple(means), tuple(variances), counts)
 
 
-def _is_normalized(spec: dm_env.specs.Array) -> bool:
-  return np.issubdtype(spec.dtype, np.floating)
+def is_normalized(spec: dm_env.specs.Array) -> bool:
+  """Returns whether an array has floats, and is not an image."""
+  is_float = np.issubdtype(spec.dtype, np.floating)
+  return is_float and not isinstance(spec, types.ImageArray)

@@ -8,12 +8,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from seedx import envs, networks
+from seedx import envs, networks, trees, types
 from seedx.agents import base
 from seedx.networks import heads, lstm, torsos
 
 # Instead of these modules, the modules inside them are described.
 _CONTAINERS = (networks.Network, torsos.Torso)
+# An array with two longer sides may be an image.
+_MIN_SIDE = 7
 
 
 def network(agent: base.Config, env: envs.Config) -> str:
@@ -32,6 +34,34 @@ def network(agent: base.Config, env: envs.Config) -> str:
   sizes = [math.prod(x.shape) for x in jax.tree.leaves(state.params)]
   words = [", ".join(layers.words)] if layers.words else []
   return ": ".join(["network", *words, f"{sum(sizes):,} parameters"])
+
+
+def pictures(agent: base.Config, env: envs.Config) -> list[str]:
+  """Returns a line for each array that may, or may not, be meant as an image.
+
+  Images of bytes need no line. The line contains what was chosen, and how to
+  choose otherwise. A torso of the user's own has no lines.
+  """
+  if getattr(agent, "torso", None) is not None:
+    return []
+  spec = envs.spec(env)
+  lines = []
+  for name, leaf in trees.named_leaves(spec.observation):
+    sides = [size for size in leaf.shape if size >= _MIN_SIDE]
+    is_mask = name == spec.action_mask
+    words = f"observation {name}".rstrip() + f", {leaf.dtype} {[*leaf.shape]}: "
+    if isinstance(leaf, types.ImageArray):
+      lines.append(
+        f"{words}the image network, for pixels from {leaf.minimum} to"
+        f" {leaf.maximum}; for the MLP, let an observation_transform flatten it"
+      )
+    elif len(sides) > 1 and not is_mask and not networks.is_image(leaf):
+      lines.append(
+        f"{words}flattened for the MLP; for the image network, let the"
+        " environment or an observation_transform return bytes, uint8 [height,"
+        " width, channels]"
+      )
+  return lines
 
 
 @dataclasses.dataclass

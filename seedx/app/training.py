@@ -499,10 +499,11 @@ def _introduce(
 
 
 def _introduce_network(config: process.Config) -> None:
-  """Prints one line about the network."""
-  words = described.network(config.agent, config.env)
+  """Prints a line about the network, and those about unclear images."""
+  lines = described.pictures(config.agent, config.env)
+  lines.append(described.network(config.agent, config.env))
   with contextlib.suppress(OSError):  # stderr may be on a full disk.
-    print(words, file=sys.stderr, flush=True)
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def _is_solved(

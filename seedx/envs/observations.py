@@ -20,6 +20,12 @@ from seedx.envs import config as env_config
 
 # A smaller array of bytes with two axes is a board or a table, not an image.
 _MIN_IMAGE_SIZE = 32
+# An array of other numbers with smaller sides is not clearly an image.
+_MIN_SIDE = 7
+# Numbers of channels of an image in a stack of images.
+_CHANNELS = (1, 3, 4)
+# The largest range of pixels, that of 16 bits.
+_MAX_PIXEL = 2**16 - 1
 
 
 def narrowed(dtype: np.dtype) -> np.dtype:
@@ -52,8 +58,11 @@ def environment_spec(
 ) -> types.EnvironmentSpec:
   """Returns the spec that the agent sees: after the transform, with the mask.
 
-  Images of bytes with channels last, `[H, W, C]`, become `[C, H, W]`. Large
-  images without channels, `[H, W]`, become `[1, H, W]`. If one mask covers all
+  Images with channels last, `[H, W, C]`, become `[C, H, W]`, and stacks of
+  images, `[N, H, W, C]` or `[N, C, H, W]`, become `[N * C, H, W]`. Large images
+  of bytes without channels, `[H, W]`, become `[1, H, W]`. An image of other
+  numbers becomes a `types.ImageArray` if its bounds are finite and the same for
+  all pixels, and its sides have 7 pixels or more. If one mask covers all
   combinations of several choices, the choices become one action: the index of a
   combination in C order.
 
@@ -86,16 +95,16 @@ def environment_spec(
       )
   action = native.spec
   mask, is_joint = _action_mask(config, observation, action)
-  seen = tree.map_structure(_channels_first, observation)
+  images = tree.map_structure(_image, observation)
   if mask is not None:  # A mask is not an image.
-    seen = seen | {mask: observation[mask]}
+    images = images | {mask: observation[mask]}
   if is_joint:
     count = math.prod(actions.num_values(action))
     action = dm_env.specs.DiscreteArray(count, np.int32, "action")
     flat = dm_env.specs.Array((count,), observation[mask].dtype, mask)
-    seen = seen | {mask: flat}
+    images = images | {mask: flat}
   return types.EnvironmentSpec(
-    observation=seen,
+    observation=images,
     action=action,
     frames_per_step=frames_per_step,
     action_mask=mask,
@@ -116,13 +125,17 @@ def leaf_spec(
 
   An integer that is a choice becomes a `DiscreteArray`, an array of choices a
   `types.MultiDiscreteArray`. Other integers keep their bounds. Floats lose
-  their bounds, which are often placeholders.
+  their bounds, which are often placeholders, unless the array is an image.
   """
   dtype = narrowed(dtype)
   if are_choices and np.sum(high) < actions.MAX_DISCRETE_VALUES:
     return types.MultiDiscreteArray(np.asarray(high) + 1, dtype, name)
-  if low is None or high is None or not np.issubdtype(dtype, np.integer):
+  if low is None or high is None:
     return dm_env.specs.Array(shape, dtype, name)
+  if not np.issubdtype(dtype, np.integer):
+    with_bounds = dm_env.specs.BoundedArray(shape, dtype, low, high, name)
+    is_image = isinstance(_image(with_bounds), types.ImageArray)
+    return with_bounds if is_image else dm_env.specs.Array(shape, dtype, name)
   if shape == () and low == 0 and high < actions.MAX_DISCRETE_VALUES:
     return dm_env.specs.DiscreteArray(int(high) + 1, dtype, name)
   range_ = np.iinfo(dtype)
@@ -256,7 +269,9 @@ class Finisher:
       self._refuse(index, timestep, observation)
     if [leaf.shape[1:] for leaf in leaves] != self._shapes:
       observation = tree.map_structure(
-        _as_seen, self.spec.observation, observation
+        lambda spec, leaf: np.ascontiguousarray(seen(spec, leaf)),
+        self.spec.observation,
+        observation,
       )
     if self.spec.action_mask is not None:
       observation = self._with_legal(observation, index, last)
@@ -384,31 +399,67 @@ def _as_spec(spec: dm_env.specs.Array, leaf: Any) -> np.ndarray:
   return array.astype(spec.dtype, copy=False)
 
 
-def _channels_first(spec: dm_env.specs.Array) -> dm_env.specs.Array:
-  """Moves the channels of an image's spec to the front; keeps other specs."""
-  if spec.dtype != np.uint8:
+def _image(spec: dm_env.specs.Array) -> dm_env.specs.Array:
+  """Returns the spec of an image with its channels first; keeps other specs."""
+  shape = _image_shape(spec.shape)
+  if isinstance(spec, types.MultiDiscreteArray) or shape is None:
     return spec
-  if len(spec.shape) == 2 and min(spec.shape) >= _MIN_IMAGE_SIZE:
-    return dm_env.specs.Array((1, *spec.shape), spec.dtype, spec.name)
-  if len(spec.shape) != 3:
+  if spec.dtype == np.uint8:
+    if shape == spec.shape:
+      return spec
+    return dm_env.specs.Array(shape, spec.dtype, spec.name)
+  bounds = (False, True) if spec.dtype == bool else _bounds_of_pixels(spec)
+  if len(spec.shape) < 3 or min(shape[1:]) < _MIN_SIDE or bounds is None:
     return spec
-  first, middle, last = spec.shape
-  if (first == middle) != (middle == last):
-    channels_last = first == middle  # A square image, `[H, W, C]`.
-  else:
-    channels_last = last < first
-  if not channels_last:
-    return spec
-  return dm_env.specs.Array((last, first, middle), spec.dtype, spec.name)
+  return types.ImageArray(shape, spec.dtype, *bounds, spec.name)
 
 
-def _as_seen(spec: dm_env.specs.Array, leaf: np.ndarray) -> np.ndarray:
-  """Gives an array `[B, ...]` the shape that `environment_spec` chose."""
-  if leaf.shape[1:] == spec.shape:
+def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+  """Returns an image's `[C, H, W]`; None if it cannot be one."""
+  match shape:
+    case (height, width) if min(shape) >= _MIN_IMAGE_SIZE:
+      return 1, height, width
+    case (first, middle, last):
+      if (first == middle) != (middle == last):
+        channels_last = first == middle  # A square image, `[H, W, C]`.
+      else:
+        channels_last = last < first
+      return (last, first, middle) if channels_last else (first, middle, last)
+    case (number, height, width, channels) if (
+      channels in _CHANNELS and min(height, width) >= _MIN_SIDE
+    ):
+      return number * channels, height, width
+    case (number, channels, height, width) if (
+      channels in _CHANNELS and min(height, width) >= _MIN_SIDE
+    ):
+      return number * channels, height, width
+  return None
+
+
+def _bounds_of_pixels(spec: dm_env.specs.Array) -> tuple[Any, Any] | None:
+  """Returns the smallest and the largest pixel; None if it is no image."""
+  if not isinstance(spec, dm_env.specs.BoundedArray):
+    return None
+  (low, *lows), (high, *highs) = (
+    np.unique(x).tolist() for x in (spec.minimum, spec.maximum)
+  )
+  if lows or highs or not 0 < high - low <= _MAX_PIXEL:
+    return None
+  return low, high
+
+
+def seen(spec: dm_env.specs.Array, leaf: Any) -> Any:
+  """Gives an array `[B, ...]` the shape that `environment_spec` chose.
+
+  The array may be NumPy's or JAX's.
+  """
+  shape = leaf.shape[1:]
+  if shape == spec.shape:
     return leaf
-  if len(spec.shape) == 3 and leaf.ndim == 4:
-    leaf = np.ascontiguousarray(np.moveaxis(leaf, -1, 1))
-  return leaf.reshape(len(leaf), *spec.shape)  # Flattens a joint mask.
+  if len(spec.shape) == 3 and shape[-3:-1] == spec.shape[1:]:
+    axes = range(leaf.ndim)  # The channels are last.
+    leaf = leaf.transpose(*axes[:-3], axes[-1], axes[-3], axes[-2])
+  return leaf.reshape(len(leaf), *spec.shape)  # Also flattens a joint mask.
 
 
 def _transformed_spec(

@@ -147,7 +147,8 @@ _NATURE_PIXELS = 36
 class Torso(nn.Module):
   """A torso for nests of images, discrete values and vectors.
 
-  Each image (uint8 of rank 3) has an image network. All other parts share one
+  Each image (see `is_image`) has an image network, which sees its pixels
+  from 0 to 255. All other parts share one
   `MLP`: choices as one-hot vectors, bytes divided by 255, and the rest
   flattened. The features are concatenated.
 
@@ -174,7 +175,7 @@ class Torso(nn.Module):
         torso = IMAGE_TORSOS[self.image_torso]
         if torso is NatureCNN and min(spec.shape[1:]) < _NATURE_PIXELS:
           torso = SmallCNN
-        features.append(torso(dtype=self.dtype)(leaf))
+        features.append(torso(dtype=self.dtype)(_in_bytes(spec, leaf)))
       elif isinstance(spec, dm_env.specs.DiscreteArray):
         vectors.append(jax.nn.one_hot(leaf, spec.num_values, dtype=self.dtype))
       elif isinstance(spec, types.MultiDiscreteArray):
@@ -197,8 +198,20 @@ def _one_hots(spec: types.MultiDiscreteArray, leaf: jax.Array) -> jax.Array:
 
 
 def is_image(spec: dm_env.specs.Array) -> bool:
-  """Returns whether a spec describes an image, uint8 of `[C, H, W]`."""
-  return spec.dtype == np.uint8 and len(spec.shape) == 3
+  """Returns whether a spec describes an image, `[C, H, W]`.
+
+  An image consists of bytes, or has a `types.ImageArray` as its spec.
+  """
+  is_bytes = spec.dtype == np.uint8 and len(spec.shape) == 3
+  return is_bytes or isinstance(spec, types.ImageArray)
+
+
+def _in_bytes(spec: dm_env.specs.Array, image: jax.Array) -> jax.Array:
+  """Scales the pixels of an image to those of bytes, from 0 to 255."""
+  if not isinstance(spec, types.ImageArray):
+    return image
+  low, high = float(spec.minimum), float(spec.maximum)
+  return (image.astype(jnp.float32) - low) * (255 / (high - low))
 
 
 def _dense(size: int, dtype: Any) -> nn.Dense:

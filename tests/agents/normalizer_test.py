@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from seedx import sharding
+from seedx import sharding, types
 from seedx.agents import normalizer
 from tests import conftest
 
@@ -16,6 +16,7 @@ SPEC = {
   "choice": specs.DiscreteArray(4),
   "image": specs.BoundedArray((1, 3, 3), np.uint8, 0, 255),
   "matrix": specs.Array((2, 2), np.float32),
+  "picture": types.ImageArray((1, 2, 2), np.float32, 0, 1),
   "counts": specs.Array((2,), np.int32),
   "scalar": specs.Array((), np.float32),
 }

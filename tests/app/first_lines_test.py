@@ -11,6 +11,8 @@ import types as python_types
 import jax
 import numpy as np
 import pytest
+from dm_env import specs
+from flax import linen as nn
 
 from experiments import a2c as a2c_experiment
 from seedx import app, metrics, types, wire
@@ -424,6 +426,32 @@ def test_a_resumed_run_keeps_its_presets(tmp_path, capfd):
 def test_a_network_is_described_by_its_layers(agent, words):
   actual = described.network(agent, app_test.CARTPOLE)
   assert actual == f"network: {words}"
+
+
+@pytest.mark.parametrize(
+  ("leaf", "words"),
+  [
+    (specs.Array((3, 8, 8), np.uint8), None),
+    (specs.Array((6, 8), np.float32), None),
+    (types.ImageArray((3, 8, 9), np.float32, 0, 1), r"MLP.*transform flatten"),
+    (specs.Array((64, 64), np.float32), r"flattened.*return bytes, uint8"),
+    (specs.BoundedArray((8, 9), np.int32, 0, 99), r"flattened.*uint8"),
+  ],
+)
+def test_a_line_reports_what_unclear_images_are_taken_for(
+  leaf, words, monkeypatch
+):
+  observation = {"a": leaf, "action_mask": specs.Array((7, 8), bool)}
+  spec = types.EnvironmentSpec(
+    observation, specs.DiscreteArray(8), action_mask="action_mask"
+  )
+  monkeypatch.setattr(described.envs, "spec", lambda config: spec)
+  lines = described.pictures(ppo.Config(), app_test.CARTPOLE)
+  assert len(lines) == (words is not None)
+  for line in lines:
+    assert re.match(f"observation a, {leaf.dtype} .*{words}", line)
+  own = dataclasses.replace(ppo.Config(), torso=nn.Dense(8))
+  assert described.pictures(own, app_test.CARTPOLE) == []
 
 
 def test_a_run_that_learned_nothing_reports_it(tmp_path):

@@ -16,10 +16,11 @@ import dm_env
 import numpy as np
 import pytest
 import tree
+from gymnasium import spaces
 
 from seedx import app, envs, signals, types
 from seedx.agents import a2c
-from seedx.envs import envpool_adapter, process_adapter, rendering
+from seedx.envs import envpool_adapter, observations, process_adapter, rendering
 from seedx.envs.processes import child, messages, restarts
 from seedx.learning import learner
 from seedx.pipelines import sync
@@ -236,6 +237,9 @@ def test_each_space_of_observations_becomes_a_spec():
     ((5, 5, 16), (16, 5, 5)),
     ((3, 210, 160), (3, 210, 160)),
     ((3, 3, 3), (3, 3, 3)),
+    ((4, 8, 9, 3), (12, 8, 9)),
+    ((4, 3, 8, 9), (12, 8, 9)),
+    ((4, 8, 9, 5), (4, 8, 9, 5)),
   ],
 )
 def test_the_shape_of_an_image_shows_where_its_channels_are(shape, expected):
@@ -253,6 +257,47 @@ def test_images_have_their_channels_first(start):
     assert environment.spec.observation.shape == (3, 4, 6)
     for image in environment.recv().timestep.observation:
       np.testing.assert_array_equal(image, np.moveaxis(picture, -1, 0))
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 9, 3), (2, 3, 8, 9)])
+def test_a_stack_of_images_becomes_one_image(start, shape):
+  expected = np.arange(np.prod(shape)).astype(np.uint8).reshape(shape)
+  if shape[-1] == 3:
+    expected = np.moveaxis(expected, -1, 1)
+  environment = start("picture", 2, {"shape": shape})
+  for image in environment.recv().timestep.observation:
+    np.testing.assert_array_equal(image, expected.reshape(6, 8, 9))
+
+
+@pytest.mark.parametrize(
+  ("shape", "dtype", "bounds", "seen"),
+  [
+    ((8, 9, 3), "float32", (0, 1), (3, 8, 9)),
+    ((3, 8, 9), "float64", (0, 255), (3, 8, 9)),
+    ((8, 9, 1), "float16", (-1, 1), (1, 8, 9)),
+    ((8, 9, 1), "uint16", (0, 2**16 - 1), (1, 8, 9)),
+    ((8, 9, 3), "int64", (0, 255), (3, 8, 9)),
+    ((8, 9, 4), "bool", (0, 1), (4, 8, 9)),
+    ((4, 8, 9, 3), "float32", (0, 1), (12, 8, 9)),
+    # Too small, without an axis of channels, or without bounds of pixels.
+    ((8, 6, 3), "float32", (0, 1), None),
+    ((64, 64), "float32", (0, 1), None),
+    ((8, 9, 3), "float32", (0, np.inf), None),
+    ((8, 9, 3), "int32", (-(2**31), 2**31 - 1), None),
+    ((4, 8, 9, 5), "float32", (0, 1), None),
+  ],
+)
+def test_pixels_may_have_other_dtypes_than_bytes(shape, dtype, bounds, seen):
+  space = spaces.Box(*bounds, shape, np.dtype(dtype))
+  leaf = observations.leaf_spec("", shape, space.dtype, space.low, space.high)
+  native = envs.Actions("", dm_env.specs.DiscreteArray(2))
+  spec = observations.environment_spec(envs.Config(), leaf, native).observation
+  assert isinstance(spec, types.ImageArray) == (seen is not None)
+  assert spec.shape == (seen or shape)
+  assert spec.dtype == observations.narrowed(space.dtype)
+  if seen:
+    assert (spec.minimum, spec.maximum) == bounds
+    assert pickle.loads(pickle.dumps(spec)) == spec
 
 
 def turned(observation):

@@ -19,10 +19,39 @@ from tests.networks import helpers
     (specs.BoundedArray((1, 36, 36), np.uint8, 0, 255), True),
     (specs.Array((4, 84, 84), np.float32), False),
     (specs.Array((128,), np.uint8), False),
+    (types.ImageArray((4, 84, 84), np.float32, 0, 1), True),
   ],
 )
-def test_an_image_is_uint8_of_rank_3(spec, image):
+def test_an_image_is_uint8_of_rank_3_or_has_the_spec_of_one(spec, image):
   assert torsos.is_image(spec) == image
+
+
+def small_torso(spec, image):
+  torso = networks.Torso((spec,), sizes=())
+  params = torso.init(jax.random.key(0), image)
+  return jax.device_get(jax.jit(torso.apply)(params, image))
+
+
+@pytest.mark.parametrize(
+  ("spec", "scale"),
+  [
+    (types.ImageArray((1, 9, 9), np.float32, 0, 1), 1 / 255),
+    (types.ImageArray((1, 9, 9), np.float32, -1, 1), 2 / 255),
+    (types.ImageArray((1, 9, 9), np.uint16, 0, 255 * 257), 257),
+    (types.ImageArray((1, 9, 9), np.int32, 0, 255), 1),
+  ],
+)
+def test_images_of_all_dtypes_have_the_features_of_bytes(spec, scale):
+  image = np.random.default_rng(0).integers(0, 256, (2, 1, 9, 9))
+  features = [
+    small_torso(x, image)
+    for x, image in (
+      (specs.Array((1, 9, 9), np.uint8), image.astype(np.uint8)),
+      (spec, (image * scale + spec.minimum).astype(spec.dtype)),
+    )
+  ]
+  np.testing.assert_allclose(*features, rtol=1e-3, atol=1e-4)
+  assert features[0].std() > 0.01
 
 
 def test_discrete_observations_are_one_hot_and_others_flat():

@@ -11,6 +11,7 @@ from dm_env import specs
 
 from seedx import envs
 from seedx.envs import functional
+from seedx.pipelines.anakin import training
 from tests import running
 from tests.pipelines import pipelines_test
 
@@ -48,6 +49,15 @@ class Aim(functional.Episodic):
 
   def observe(self, state):
     return state[0], {"place": state[1]}
+
+
+class Board(Aim):
+  """Observes a board with its planes last."""
+
+  observation: ClassVar = specs.Array((7, 8, 3), bool)
+
+  def observe(self, state):
+    return (jnp.arange(7 * 8 * 3) < 30).reshape(7, 8, 3)
 
 
 ENV = envs.Config(f"jax:{__name__}:Aim")
@@ -94,3 +104,13 @@ def test_pipelines_carry_hybrid_actions(pipeline, name, tmp_path):
   assert last["env_steps"] >= pipelines_test.TOTAL_STEPS
   assert last["learner_steps"] >= 3 and np.isfinite(last["loss_value"])
   assert 0 < last["episode_return"] < Aim.time_limit
+
+
+def test_anakin_moves_the_channels_of_images_to_the_front(tmp_path):
+  config = pipelines_test.config_of("anakin", "a2c", tmp_path)
+  env = envs.Config(f"jax:{__name__}:Board")
+  made = training.Training(dataclasses.replace(config, env=env))
+  state = made.saved()["acting"]
+  expected = np.moveaxis(Board().observe(None), -1, 0)
+  for image in jax.device_get(state.timestep.observation):
+    np.testing.assert_array_equal(image, expected)

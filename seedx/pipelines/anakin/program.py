@@ -6,10 +6,11 @@ import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tree
 
 from seedx import envs, sharding, types
 from seedx.agents import acting_step, base
-from seedx.envs import functional
+from seedx.envs import functional, observations
 from seedx.learning import learner as learner_lib
 from seedx.learning import plan as plan_lib
 from seedx.learning import replayed, updates
@@ -279,7 +280,13 @@ class Program:
   ) -> tuple[types.Tree, dm_env.TimeStep]:
     times = jnp.full(self._num_envs, time, jnp.int32)
     env_keys = random_keys.unrolled(keys.env)
-    return functional.step(self._environment, env, action, env_keys, times)
+    env, timestep = functional.step(
+      self._environment, env, action, env_keys, times
+    )
+    observation = tree.map_structure(
+      observations.seen, self._spec.observation, timestep.observation
+    )
+    return env, timestep._replace(observation=observation)
 
   def _update(
     self,
