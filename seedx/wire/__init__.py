@@ -136,9 +136,10 @@ If observations are dicts, there is a column `timestep/observation/<key>` for
 each key, in sorted order. If the columns differ, the learner refuses the call,
 and the details of the status list the columns that it expects. Replies have one
 column with an empty name: the actions for the rows of the request, in the same
-order. Its dtype and shape are in the server's handshake. A request has rows of
-any environments that are not waiting for an action, at most one for each, so
-several requests can be unanswered at a time.
+order. Its dtype and shape are in the server's handshake. A nest of actions is
+one vector, see `seedx/envs/actions.py`. A request has rows of any environments
+that are not waiting for an action, at most one for each, so several requests
+can be unanswered at a time.
 
   * The first row of an environment in a stream is a FIRST, and so is the row
     after each LAST. A FIRST has reward 0, discount 1, and the observation after
