@@ -18,9 +18,16 @@ MAX_DISCRETE_VALUES = 2**20
 
 
 class _Part(NamedTuple):
-  """An array of the environment's actions, and its place in the vector."""
+  """An array of the environment's actions, and its place in the vector.
+
+  Attributes:
+    spec: the array's spec.
+    offset: the environment's smallest integers; None for 0, and for floats.
+    begin, end: indices in the vector.
+  """
 
   spec: dm_env.specs.BoundedArray
+  offset: np.ndarray | None
   begin: int
   end: int
 
@@ -75,14 +82,16 @@ class Actions:
     """
     action = self.unravelled(action, numpy)
     if self._is_plain:
-      return _converted(self._parts[0].spec, action, numpy)
+      return _converted(self._parts[0], action, numpy)
     rows = action.shape[: action.ndim - len(self.spec.shape)]
     vector = action.reshape(*rows, -1)
     leaves = [
       _converted(
-        spec, vector[..., begin:end].reshape(*rows, *spec.shape), numpy
+        part,
+        vector[..., part.begin : part.end].reshape(*rows, *part.spec.shape),
+        numpy,
       )
-      for spec, begin, end in self._parts
+      for part in self._parts
     ]
     return tree.unflatten_as(self.native, leaves)
 
@@ -157,7 +166,9 @@ def _places(leaves: list[dm_env.specs.BoundedArray]) -> list[_Part]:
   parts, begin = {}, 0
   for k in sorted(range(len(leaves)), key=lambda k: _is_float(leaves[k])):
     end = begin + int(np.prod(leaves[k].shape))
-    parts[k] = _Part(leaves[k], begin, end)
+    low = leaves[k].minimum
+    offset = None if _is_float(leaves[k]) or not np.any(low) else low
+    parts[k] = _Part(leaves[k], offset, begin, end)
     begin = end
   return [parts[k] for k in range(len(leaves))]
 
@@ -198,16 +209,17 @@ def _bound(spec: dm_env.specs.BoundedArray, name: str) -> np.ndarray:
   return np.where(np.abs(bound) < limit, bound, np.copysign(np.inf, bound))
 
 
-def _converted(spec: dm_env.specs.BoundedArray, action: Any, numpy: Any) -> Any:
-  dtype = spec.dtype
+def _converted(part: _Part, action: Any, numpy: Any) -> Any:
+  spec, dtype = part.spec, part.spec.dtype
   if numpy is not np and dtype.itemsize == 8:
     dtype = np.dtype(f"{dtype.kind}4")
-  action = action.astype(dtype)
+  if action.dtype != dtype:
+    action = action.astype(dtype)
   if _is_float(spec):
     return numpy.clip(action, spec.minimum, spec.maximum)
-  if not np.any(spec.minimum):
+  if part.offset is None:
     return action
-  return action + spec.minimum.astype(dtype)
+  return action + part.offset.astype(dtype)
 
 
 def _is_float(spec: dm_env.specs.BoundedArray) -> bool:
