@@ -8,8 +8,12 @@ import setuptools
 # Requirements of `python -m colab.build`.
 _NOTEBOOKS = ["ipykernel", "jupytext", "nbclient", "nbformat"]
 
+# Requirements of `python -m docs.build`.
+_DOCS = ["furo>=2025.7", "myst-nb>=1.3", "sphinx>=8.2"]
+
 _TEST = [
   *_NOTEBOOKS,
+  *_DOCS,
   "coverage>=7.10",
   "hypothesis",
   "imageio-ffmpeg",
@@ -99,6 +103,7 @@ setuptools.setup(
   extras_require={
     "test": _TEST,
     "ci": _CI,
+    "docs": _DOCS,
     "notebooks": _NOTEBOOKS,
     "ray": _RAY,
     **_ACCELERATORS,

@@ -24,7 +24,15 @@ _LATE = {
   "scipy": {"seedx/app/runs/statistics.py"},
   "tensorboardX": {"seedx/metrics/events.py"},
 }
-_OWN = {"seedx", "experiments", "tests", "colab", "benchmarks", "examples"}
+_OWN = {
+  "seedx",
+  "experiments",
+  "tests",
+  "colab",
+  "benchmarks",
+  "docs",
+  "examples",
+}
 # If one of these is missing, an error names the command that installs it.
 _OPTIONAL = {"imageio-ffmpeg", "ray"}
 

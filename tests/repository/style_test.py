@@ -7,7 +7,15 @@ import re
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_FOLDERS = ("seedx", "experiments", "benchmarks", "tests", "examples", "colab")
+_FOLDERS = (
+  "seedx",
+  "experiments",
+  "benchmarks",
+  "tests",
+  "examples",
+  "colab",
+  "docs",
+)
 # A file without a match needs no parsing.
 _SUSPECT = re.compile(r"\*[(\[{]|\._make\(")
 

@@ -16,7 +16,15 @@ from collections.abc import Iterator
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_CODE = ("seedx", "experiments", "benchmarks", "examples", "tests", "colab")
+_CODE = (
+  "seedx",
+  "experiments",
+  "benchmarks",
+  "examples",
+  "tests",
+  "colab",
+  "docs",
+)
 _PAGES = ("*.md", "docs/**/*.md", ".ci/*.md", "colab/*.md")
 # A docstring or an entry that begins with such a word lacks its noun or verb.
 _START = re.compile(

@@ -1,0 +1,188 @@
+"""Tests of the site that `python -m docs.build` makes."""
+
+import collections
+import html.parser
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import urllib.parse
+
+import pytest
+
+from docs import build, docstrings
+from tests import programs
+
+pytestmark = pytest.mark.slow
+
+
+class Page(html.parser.HTMLParser):
+  """The links, anchors, resources and tags of a page."""
+
+  def __init__(self, path):
+    super().__init__()
+    self.links, self.anchors, self.resources = [], set(), []
+    self.tags = collections.Counter()
+    self.feed(path.read_text())
+
+  def handle_starttag(self, tag, attributes):
+    values = dict(attributes)
+    self.tags[tag] += 1
+    self.anchors |= {x for x in (values.get("id"), values.get("name")) if x}
+    if tag == "a" and "href" in values:
+      self.links.append(values["href"])
+    if tag in ("img", "link", "script", "source"):
+      self.resources += [
+        x for x in (values.get("src"), values.get("href")) if x
+      ]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+  """The folder of the site, built in a process of its own."""
+  folder = tmp_path_factory.mktemp("site")
+  done = subprocess.run(
+    [sys.executable, "-m", "docs.build", "--output", folder],
+    cwd=programs.ROOT,
+    env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+  return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+  return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def local(page, link):
+  """Returns the file and the anchor of a link; None for another site's."""
+  parts = urllib.parse.urlsplit(link)
+  if parts.scheme or parts.netloc:
+    return None
+  path = urllib.parse.unquote(parts.path)
+  target = (page.parent / path).resolve() if path else page
+  return target, urllib.parse.unquote(parts.fragment)
+
+
+def test_all_pages_can_be_reached_from_the_first_one(site, pages):
+  reached, new = set(), [site / "index.html"]
+  while new:
+    page = new.pop()
+    if page in pages and page not in reached:
+      reached.add(page)
+      targets = [local(page, link) for link in pages[page].links]
+      new += [target[0] for target in targets if target]
+  expected = {site / f"{name}.html" for name in build.pages().values()}
+  assert len(expected) > 50 and expected <= reached
+
+
+def test_targets_of_links_exist(pages):
+  for path, page in pages.items():
+    for link in page.links:
+      target = local(path, link)
+      if target is not None:
+        assert target[0].exists(), (path, link)
+        if target[0] in pages and target[1]:
+          assert target[1] in pages[target[0]].anchors, (path, link)
+
+
+def test_pages_load_nothing_from_other_sites(pages):
+  for path, page in pages.items():
+    for name in page.resources:
+      target = local(path, name)
+      assert target is not None and target[0].exists(), (path, name)
+
+
+def test_pages_of_modules_have_their_functions_and_classes(site, pages):
+  for module in docstrings.modules():
+    names = {f"{module}.{name}" for name in docstrings.public(module)}
+    assert names, module
+    assert names <= pages[site / "api" / f"{module}.html"].anchors
+
+
+def test_pages_of_configs_have_settings_with_defaults(site):
+  text = (site / "api" / "seedx.agents.ppo.html").read_text()
+  assert "clip_epsilon" in text and "<p>clip range of the prob" in text
+  # A setting that is inherited.
+  assert "learning_rate" in text
+  # A colon in the text of a property has no meaning.
+  text = (site / "api" / "seedx.distributions.html").read_text()
+  assert "<p>Number of outputs of the policy head: a logit for" in text
+  # Code and emphasis of docstrings are converted.
+  text = (site / "api" / "seedx.wire.html").read_text()
+  assert "**" not in text and "<strong>Handshake.</strong>" in text
+
+
+def test_notebooks_have_their_outputs(site, pages):
+  notebooks = [*(programs.ROOT / "colab").glob("*.ipynb")]
+  assert notebooks
+  for path in notebooks:
+    cells = json.loads(path.read_text())["cells"]
+    outputs = [x for cell in cells for x in cell.get("outputs", [])]
+    pictures = [
+      x for x in outputs if any("image/" in k for k in x.get("data", ()))
+    ]
+    page = site / "notebooks" / f"{path.stem}.html"
+    assert pages[page].tags["img"] == len(pictures)
+    streams = [x for x in outputs if x["output_type"] == "stream"]
+    assert page.read_text().count('class="output stream') == len(streams)
+
+
+def test_the_search_finds_words_of_pages_and_names_of_the_api(site):
+  assert (site / "search.html").exists()
+  index = (site / "searchindex.js").read_text()
+  for word in ("gorila", "checkpoint", "lambda_return", "handshak"):
+    assert word in index
+
+
+def test_links_to_other_sites_are_listed(site):
+  links = (site / "external_links.txt").read_text().splitlines()
+  assert "https://arxiv.org/abs/1910.06591" in links
+  assert all(x.startswith("http") for x in links)
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "[A page](missing.md) that is missing.",
+    "[A heading](#missing) that is missing.",
+    "![A picture](missing.png) that is missing.",
+    "A formula: $\\nonsense{x}$.",
+    "```{nonsense}\n```",
+  ],
+)
+def test_a_broken_page_fails_the_build(text, tmp_path):
+  (tmp_path / "pages").mkdir()
+  (tmp_path / "pages" / "index.md").write_text(f"# A page\n\n{text}\n")
+  script = "import pathlib, sys; from docs import build; sys.exit("
+  script += "build.html(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])))"
+  done = subprocess.run(
+    [sys.executable, "-c", script, tmp_path / "pages", tmp_path / "html"],
+    cwd=programs.ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 1 and "WARNING" in done.stderr + done.stdout
+
+
+def test_targets_in_the_repository_become_pages_or_addresses():
+  named = build.pages()
+
+  def target(file, link):
+    return build._target(pathlib.Path("unused"), file, named, link)
+
+  assert target("docs/start.md", "tasks.md#details") == "tasks.md#details"
+  assert target("docs/start.md", "../CHANGELOG.md") == "changelog.md"
+  notebook = target("docs/start.md", "../colab/losses.ipynb")
+  assert notebook == "notebooks/losses.ipynb"
+  module = target("CONTRIBUTING.md", "seedx/losses/__init__.py")
+  assert module == "api/seedx.losses.rst"
+  script = target("docs/own_networks.md", "../examples/memory.py")
+  assert script == f"{build._ADDRESS}/blob/main/examples/memory.py"
+  folder = target("docs/own_networks.md", "../examples")
+  assert folder == f"{build._ADDRESS}/tree/main/examples"
+  assert target("docs/start.md", "https://a.b/c.md") == "https://a.b/c.md"
