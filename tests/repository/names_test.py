@@ -1,0 +1,140 @@
+"""Tests that options, settings and metrics that the pages name exist."""
+
+import ast
+import functools
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from seedx import join
+from seedx.__main__ import _PROGRAMS
+from seedx.app.cli import command_line, configs, experiments, programs
+from tests import programs as test_programs
+from tests.repository import readme_test
+
+PAGES = readme_test.PAGES
+_CODE_FOLDERS = ("seedx", "experiments", "benchmarks", "examples")
+# Options of other programs, and of other libraries, where pages compare them.
+_FOREIGN = {"--gamma", "--logdir", "--no-deps", "--pid"}
+_BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_OPTION = re.compile(r"(?<!\S)(--[a-z][\w-]*)")
+_SNAKE_CASE = re.compile(r"(?<![\w./:-])([a-z]+(?:_[a-z0-9]+)+)(?![\w/.-])")
+_NAME_AND_VALUE = re.compile(r"([a-z]+(?:_[a-z]+)+) [\w.,]+")
+
+
+class _ReadError(Exception):
+  """Ends a program as soon as its settings are known."""
+
+
+@pytest.fixture(scope="module")
+def settings():
+  """The settings of all programs and experiments by name."""
+  by_name = {}
+
+  def read(config, *_, **__):
+    by_name.update(configs.settings(config))
+    raise _ReadError
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(command_line, "parse", read)
+    for name in {*_PROGRAMS} - {"join"}:
+      with pytest.raises(_ReadError):
+        importlib.import_module(_PROGRAMS[name]).main([])
+    for name in experiments.shipped():
+      module = experiments.load_module(name)
+      for agent in module.EXPERIMENT.agents or ("",):
+        words = ["--agent", agent] if agent else []
+        with pytest.raises(_ReadError):
+          programs.read(module.EXPERIMENT, words, module.__name__)
+  return by_name
+
+
+@pytest.fixture(scope="module")
+def options(settings):
+  """The options of all programs, `seedx join` and benchmarks included."""
+  flags = {f for x in settings.values() for f in command_line._flags(x)}
+  benchmarks = (test_programs.ROOT / "benchmarks").rglob("*.py")
+  for path in (*benchmarks, pathlib.Path(join.__file__)):
+    flags |= {*re.findall(r'"(--[\w-]+)"', path.read_text())}
+  return flags | {"--help"}
+
+
+@functools.cache
+def code():
+  """Returns all names in the code and in the pages' blocks of code."""
+  names = {*experiments.shipped()}
+  for page in PAGES:
+    names |= {*re.findall(r"\w+", " ".join(_BLOCK.findall(page.read_text())))}
+  for folder in _CODE_FOLDERS:
+    for path in (test_programs.ROOT / folder).rglob("*.py"):
+      text = re.sub(r'"""(.*?)"""', "", path.read_text(), flags=re.DOTALL)
+      names |= {*re.findall(r"\w+", text)}
+  return names
+
+
+@functools.cache
+def strings():
+  """Returns the strings and the names of keyword arguments of seedx."""
+  names = set()
+  for path in (test_programs.ROOT / "seedx").rglob("*.py"):
+    for node in ast.walk(ast.parse(path.read_text())):
+      match node:
+        case ast.Constant(value=str(text)) | ast.keyword(arg=str(text)):
+          names.add(text)
+  return names
+
+
+def inline_code(text):
+  """Returns the code in a page's sentences and tables."""
+  sentences = _BLOCK.sub("", text)
+  return [" ".join(x.split()) for x in re.findall(r"`([^`]+)`", sentences)]
+
+
+def unknown_options(text, options):
+  named = {x for code in inline_code(text) for x in _OPTION.findall(code)}
+  return named - options - _FOREIGN
+
+
+def unknown_names(text):
+  """Returns names of settings, metrics and others that no code has."""
+  named = {x for code in inline_code(text) for x in _SNAKE_CASE.findall(code)}
+  return named - code()
+
+
+def unknown_settings(text, settings):
+  """Returns the names in `name value` that are no settings."""
+  named = [_NAME_AND_VALUE.fullmatch(x) for x in inline_code(text)]
+  return {x[1] for x in named if x} - {*settings} - {*experiments.shipped()}
+
+
+def metrics_of(text):
+  """Returns the names in the first column of a table of metrics."""
+  (table,) = re.findall(r"^\| metric \|.*?\n\n", text, re.DOTALL | re.MULTILINE)
+  cells = [row.split("|")[1] for row in table.strip().splitlines()]
+  return {*re.findall(r"`(\w+)`", " ".join(cells))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=readme_test.name_of)
+def test_options_and_settings_in_the_text_exist(page, options, settings):
+  text = page.read_text()
+  assert not unknown_options(text, options)
+  assert not unknown_names(text)
+  assert not unknown_settings(text, settings)
+
+
+def test_the_metrics_of_the_page_exist():
+  text = (test_programs.ROOT / "docs" / "metrics.md").read_text()
+  # A metric of each seed, whose name ends with a number.
+  assert metrics_of(text) - strings() <= {"episode_return_seed_K"}
+
+
+def test_names_that_do_not_exist_are_detected(options, settings):
+  assert unknown_options("Set `--batch-sizes 3`.", options)
+  assert unknown_options("| `seedx train ppo\n--batch-sizes` |", options)
+  assert unknown_names("See `episode_returns`, which is high.")
+  assert unknown_settings("| `learning_rates 0.1` |", settings)
+  assert not unknown_options("Set `--batch-size 3`, `--no-quiet`.", options)
+  assert not unknown_names("See `episode_return` and `seedx/a_file.py`.")
+  assert not unknown_settings("| `learning_rate 0.1` |", settings)
