@@ -237,6 +237,15 @@ class ImageArray(dm_env.specs.BoundedArray):
     return ImageArray, super().__reduce__()[1]
 
 
+def is_image(spec: dm_env.specs.Array) -> bool:
+  """Returns whether a spec describes an image, `[C, H, W]`.
+
+  An image consists of bytes, or has an `ImageArray` as its spec.
+  """
+  is_bytes = spec.dtype == np.uint8 and len(spec.shape) == 3
+  return is_bytes or isinstance(spec, ImageArray)
+
+
 class HybridArray(dm_env.specs.BoundedArray):
   """Spec of a float32 vector of choices, followed by numbers.
 

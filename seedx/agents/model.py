@@ -289,7 +289,7 @@ def _tower(
 def _check_use(
   config: Config, observation: Sequence[dm_env.specs.Array]
 ) -> None:
-  if config.stack_frames > 1 and not any(map(networks.is_image, observation)):
+  if config.stack_frames > 1 and not any(map(types.is_image, observation)):
     raise types.ConfigError(
       f"expected stack_frames 1 for observations without images, found"
       f" {config.stack_frames}; an LSTM remembers them all, and an array is an"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from seedx import distributions, networks, types
+from seedx import distributions, types
 from seedx.agents import base, rewards
 from seedx.agents import model as model_lib
 
@@ -93,7 +93,7 @@ class Policy:
     block, or with images, since a few of them already fill a cache.
     """
     network = self.model.network
-    images = any(map(networks.is_image, network.observation))
+    images = any(map(types.is_image, network.observation))
     return not network.recurrent and not images
 
   def init(self, rng_key: jax.Array) -> model_lib.Variables:

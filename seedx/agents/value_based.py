@@ -201,8 +201,9 @@ def make(
 def check_discrete(spec: types.EnvironmentSpec) -> None:
   """Raises types.ConfigError if the actions are not discrete."""
   if not isinstance(spec.action, dm_env.specs.DiscreteArray):
+    native = spec.action if spec.native_action is None else spec.native_action
     raise types.ConfigError(
-      f"expected one discrete action for Q-values, found {spec.action}; use an"
+      f"expected discrete actions for Q-values, found {native}; use an"
       " actor-critic agent (PPO, A2C or V-trace), or let the environment take"
       " one integer for each combination, as a gymnasium.ActionWrapper can"
     )

@@ -55,7 +55,7 @@ def pictures(agent: base.Config, env: envs.Config) -> list[str]:
         f"{words}the image network, for pixels from {leaf.minimum} to"
         f" {leaf.maximum}; for the MLP, let an observation_transform flatten it"
       )
-    elif len(sides) > 1 and not is_mask and not networks.is_image(leaf):
+    elif len(sides) > 1 and not is_mask and not types.is_image(leaf):
       lines.append(
         f"{words}flattened for the MLP; for the image network, let the"
         " environment or an observation_transform return bytes, uint8 [height,"

@@ -28,7 +28,6 @@ from seedx.networks.torsos import (
   NatureCNN,
   SmallCNN,
   Torso,
-  is_image,
 )
 
 __all__ = [
@@ -52,6 +51,5 @@ __all__ = [
   "SmallCNN",
   "Torso",
   "Tower",
-  "is_image",
   "steps_at",
 ]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import types
-from seedx.networks import frame_stack, torsos
+from seedx.networks import frame_stack
 
 
 class CoreState(NamedTuple):
@@ -104,7 +104,7 @@ class Network(nn.Module):
     frames = tuple(
       stack.initial_state(batch_size, spec.shape, spec.dtype)
       for spec in self.observation
-      if torsos.is_image(spec)
+      if types.is_image(spec)
     )
     cores = (tower.core for tower in self.towers)
     memory = (() if x is None else x.initial_state(batch_size) for x in cores)
@@ -167,7 +167,7 @@ class Network(nn.Module):
     leaves, structure = jax.tree.flatten(inputs.timestep.observation)
     before, after = iter(past), []
     for i, spec in enumerate(self.observation):
-      if torsos.is_image(spec):
+      if types.is_image(spec):
         leaves[i], state = stack.unroll(
           leaves[i], inputs.timestep.step_type, next(before)
         )

@@ -147,7 +147,7 @@ _NATURE_PIXELS = 36
 class Torso(nn.Module):
   """A torso for nests of images, discrete values and vectors.
 
-  Each image (see `is_image`) has an image network, which sees its pixels
+  Each image (see `types.is_image`) has an image network, which sees its pixels
   from 0 to 255. All other parts share one
   `MLP`: choices as one-hot vectors, bytes divided by 255, and the rest
   flattened. The features are concatenated.
@@ -171,7 +171,7 @@ class Torso(nn.Module):
     for spec, leaf in zip(
       self.observation, jax.tree.leaves(observation), strict=True
     ):
-      if is_image(spec):
+      if types.is_image(spec):
         torso = IMAGE_TORSOS[self.image_torso]
         if torso is NatureCNN and min(spec.shape[1:]) < _NATURE_PIXELS:
           torso = SmallCNN
@@ -195,15 +195,6 @@ def _one_hots(spec: types.MultiDiscreteArray, leaf: jax.Array) -> jax.Array:
   values = np.concatenate([np.arange(n) for n in num_values])
   choices = leaf.reshape(leaf.shape[0], -1)
   return choices[:, np.repeat(np.arange(len(num_values)), num_values)] == values
-
-
-def is_image(spec: dm_env.specs.Array) -> bool:
-  """Returns whether a spec describes an image, `[C, H, W]`.
-
-  An image consists of bytes, or has a `types.ImageArray` as its spec.
-  """
-  is_bytes = spec.dtype == np.uint8 and len(spec.shape) == 3
-  return is_bytes or isinstance(spec, types.ImageArray)
 
 
 def _in_bytes(spec: dm_env.specs.Array, image: jax.Array) -> jax.Array:

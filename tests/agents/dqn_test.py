@@ -12,7 +12,15 @@ import pytest
 from dm_env import specs
 
 from seedx import distributions, networks, types
-from seedx.agents import acting_step, base, dqn, model, rainbow, value_based
+from seedx.agents import (
+  acting_step,
+  base,
+  dqn,
+  model,
+  r2d2,
+  rainbow,
+  value_based,
+)
 from tests import conftest
 
 VECTOR = types.EnvironmentSpec(
@@ -407,10 +415,12 @@ def test_unsupported_settings_and_actions_are_refused():
     dqn.Config(recurrent=True)
   continuous = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
   several = specs.BoundedArray((2,), np.int32, 0, 3)
-  for config in (dqn.Config(), rainbow.Config()):
-    for action in (continuous, several):
+  hybrid = types.HybridArray(1, [0, -1], [3, 1])
+  for config in (dqn.Config(), rainbow.Config(), r2d2.Config()):
+    for action in (continuous, several, hybrid):
       spec = types.EnvironmentSpec(VECTOR.observation, action)
-      with pytest.raises(types.ConfigError, match="expected discrete actions"):
+      remedy = r"PPO, A2C or V-trace.*ActionWrapper"
+      with pytest.raises(types.ConfigError, match=f"discrete actions.*{remedy}"):
         config.make(spec)
   wrong = {"n_step": 0, "huber_delta": -1.0, "target_period": 0}
   wrong |= {"epsilon_end": 1.1, "epsilon_steps": -1}

@@ -23,7 +23,7 @@ from tests.networks import helpers
   ],
 )
 def test_an_image_is_uint8_of_rank_3_or_has_the_spec_of_one(spec, image):
-  assert torsos.is_image(spec) == image
+  assert types.is_image(spec) == image
 
 
 def small_torso(spec, image):

@@ -121,7 +121,4 @@ def kind(config: envs.Config, images: Preset | None) -> Kind:
 
 
 def _has_images(spec: types.EnvironmentSpec) -> bool:
-  return any(
-    leaf.dtype == np.uint8 and len(leaf.shape) == 3
-    for leaf in tree.flatten(spec.observation)
-  )
+  return any(map(types.is_image, tree.flatten(spec.observation)))
