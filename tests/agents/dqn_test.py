@@ -419,8 +419,8 @@ def test_unsupported_settings_and_actions_are_refused():
   for config in (dqn.Config(), rainbow.Config(), r2d2.Config()):
     for action in (continuous, several, hybrid):
       spec = types.EnvironmentSpec(VECTOR.observation, action)
-      remedy = r"PPO, A2C or V-trace.*ActionWrapper"
-      with pytest.raises(types.ConfigError, match=f"discrete actions.*{remedy}"):
+      message = "discrete actions.*PPO, A2C or V-trace.*ActionWrapper"
+      with pytest.raises(types.ConfigError, match=message):
         config.make(spec)
   wrong = {"n_step": 0, "huber_delta": -1.0, "target_period": 0}
   wrong |= {"epsilon_end": 1.1, "epsilon_steps": -1}

@@ -275,7 +275,8 @@ def test_rewards_in_the_inputs_are_clipped_to_1():
 
 
 @pytest.mark.parametrize(
-  ("action", "size"), [("discrete", 5), ("several", 8), ("continuous", 2)]
+  ("action", "size"),
+  [("discrete", 5), ("several", 8), ("continuous", 2), ("hybrid", 8 + 1)],
 )
 def test_lstm_inputs_are_features_one_hot_actions_and_the_reward(action, size):
   _, params, *_ = make(action=action, lstm_size=8)
