@@ -1,7 +1,6 @@
 """Sphinx's settings for the site, which `python -m docs.build` makes."""
 
 import html
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -27,9 +26,8 @@ extensions = [
   "sphinx.ext.autodoc",
   "sphinx.ext.napoleon",
   "docs.docstrings",
+  "docs.settings",
 ]
-if importlib.util.find_spec("docs.settings"):
-  extensions.append("docs.settings")
 
 highlight_language = "text"
 smartquotes = False  # They would turn --flag into a dash.
