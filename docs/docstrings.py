@@ -90,7 +90,8 @@ def converted(text: str, module: str = "") -> list[str]:
   section = in_list = after_colons = False
   margin = 0
   # Code that begins on one line and ends on the next.
-  text = re.sub(r"`[^`\n]+\n[^`\n]+`", lambda x: " ".join(x[0].split()), text)
+  spans = r"`[^`\n]+(?:\n[^`\n]+)?`"
+  text = re.sub(spans, lambda x: re.sub(r"\s*\n\s*", " ", x[0]), text)
   for block in re.split(r"\n\s*\n", text.strip("\n")):
     first, *_ = rows = block.split("\n")
     if _SECTION.match(first):

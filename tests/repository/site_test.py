@@ -2,6 +2,7 @@
 
 import collections
 import html.parser
+import inspect
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import urllib.parse
 import pytest
 
 from docs import build, docstrings
+from seedx import losses
 from tests import programs
 
 pytestmark = pytest.mark.slow
@@ -102,6 +104,12 @@ def test_pages_of_modules_have_their_functions_and_classes(site, pages):
     names = {f"{module}.{name}" for name in docstrings.public(module)}
     assert names, module
     assert names <= pages[site / "api" / f"{module}.html"].anchors
+
+
+def test_each_argument_is_an_entry_of_its_own(site):
+  text = (site / "api" / "seedx.losses.html").read_text()
+  for argument in inspect.signature(losses.ppo).parameters:
+    assert f"<li><p><strong>{argument}</strong>" in text, argument
 
 
 def test_pages_of_configs_have_settings_with_defaults(site):
