@@ -31,7 +31,7 @@ _ADDRESS = f"https://github.com/{REPOSITORY}"
 # The groups of the navigation. A page that no group names is among the guides,
 # or in the group of its folder: `pipelines`, `agents` or `notebooks`.
 _GROUPS: Mapping[str, Sequence[str]] = {
-  "Start": ("start", "tasks"),
+  "Start": ("start", "tasks", "coming_from"),
   "Guides": ("environments",),
   "Pipelines": ("pipelines",),
   "Agents": ("agents",),
@@ -47,6 +47,8 @@ _GROUPS: Mapping[str, Sequence[str]] = {
     "security",
   ),
 }
+# Pages that the search leaves out: their words are those of all other pages.
+_NOT_SEARCHED = ("changelog", "contributing")
 _IMAGES = (".gif", ".png", ".svg")
 _BADGE = re.compile(r"\[!\[Open in Colab\]\([^)]*\)\]")
 _PICTURE = re.compile(
@@ -142,6 +144,8 @@ def stage(folder: pathlib.Path) -> list[str]:
         text += navigation(list(dict.fromkeys(named.values())))
       elif page == "api":
         text += _contents([x for x in named.values() if x.startswith("api/")])
+      if page in _NOT_SEARCHED:
+        text = f"---\nnosearch: true\n---\n{text}"
       (folder / f"{page}.md").write_text(text)
   return sorted(links)
 

@@ -1,12 +1,15 @@
 """Tables of settings and presets for the pages, made from the configs.
 
-The module is a Sphinx extension with two directives. The first one shows the
-settings of an agent, the second one the presets of experiments:
+The module is a Sphinx extension with three directives. They show the settings
+of an agent, the presets of experiments, and names in other libraries:
 
     ```{settings} seedx.agents.ppo
     ```
 
     ```{presets} ppo, impala --agent ppo
+    ```
+
+    ```{synonyms}
     ```
 
 The text in a directive is for readers of the page's file, such as on GitHub;
@@ -19,7 +22,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from seedx import types
-from seedx.app.cli import command_line, configs, experiments, presets
+from seedx.app.cli import (
+  command_line,
+  configs,
+  experiments,
+  presets,
+  synonyms,
+)
 
 if TYPE_CHECKING:  # The tables themselves need no Sphinx.
   from sphinx import application
@@ -95,6 +104,15 @@ def presets_table(commands: str) -> str:
   return _table(["command", "environments", "values"], rows)
 
 
+def synonyms_table() -> str:
+  """Returns in Markdown the names of settings in other libraries."""
+  rows = [
+    [", ".join(f"`{x}`" for x in names.split()), f"`{command_line.flag(name)}`"]
+    for name, names in synonyms.NAMES.items()
+  ]
+  return _table(["there", "here"], rows)
+
+
 def setup(app: "application.Sphinx") -> dict[str, bool]:
   """Adds the directives to Sphinx, whose build ends at a wrong argument."""
   # The tables need no Sphinx, and neither do their tests.
@@ -102,9 +120,11 @@ def setup(app: "application.Sphinx") -> dict[str, bool]:
   from sphinx import errors
   from sphinx.util import docutils
 
-  def directive(make: Callable[[str], str]) -> type[docutils.SphinxDirective]:
+  def directive(
+    make: Callable[..., str], arguments: int = 1
+  ) -> type[docutils.SphinxDirective]:
     class Tables(docutils.SphinxDirective):
-      required_arguments = 1
+      required_arguments = arguments
       final_argument_whitespace = True
       has_content = True
 
@@ -112,7 +132,7 @@ def setup(app: "application.Sphinx") -> dict[str, bool]:
         # A config may have changed since the last build.
         self.env.note_reread()
         try:
-          text = make(self.arguments[0])
+          text = make(*self.arguments)
         except types.ConfigError as error:
           raise errors.SphinxError(f"{self.get_location()}: {error}") from error
         return self.parse_text_to_nodes(text)
@@ -121,6 +141,7 @@ def setup(app: "application.Sphinx") -> dict[str, bool]:
 
   app.add_directive("settings", directive(settings_tables))
   app.add_directive("presets", directive(presets_table))
+  app.add_directive("synonyms", directive(synonyms_table, arguments=0))
   return {"parallel_read_safe": True}
 
 

@@ -12,6 +12,7 @@ NAMES: Mapping[str, str] = {
   "num_actors": "n_actors num_workers num_env_runners num_rollout_workers",
   "log_info": "info_keywords",
   "run_dir": "log_dir logdir output_dir save_dir tensorboard_log",
+  "sink": "track use_wandb wandb_project_name logger",
   "stop_at": "stop_reward target_return",
   "checkpoint_every_seconds": "save_freq checkpoint_freq checkpoint_interval",
   "evaluate_every_steps": "eval_freq eval_every evaluation_interval",
@@ -57,7 +58,7 @@ NAMES: Mapping[str, str] = {
   ),
   "priority_exponent": "prioritized_replay_alpha per_alpha",
   "importance_exponent": "prioritized_replay_beta per_beta",
-  "learner_devices": "cuda gpus num_gpus",
+  "learner_devices": "device cuda gpus num_gpus",
 }
 
 
