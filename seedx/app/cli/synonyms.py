@@ -22,7 +22,7 @@ NAMES: Mapping[str, str] = {
   "learning_rate_end": "anneal_lr lr_schedule",
   "max_gradient_norm": "max_grad_norm grad_clip grad_norm_clipping",
   "discount": "gamma",
-  "hidden_sizes": "net_arch hidden_dim hidden_units fcnet_hiddens",
+  "hidden_sizes": "net_arch policy_kwargs hidden_dim fcnet_hiddens",
   "stack_frames": "frame_stack n_stack num_stack",
   "normalize_observations": "norm_obs normalize_obs",
   "normalize_rewards": "norm_reward",
@@ -58,7 +58,7 @@ NAMES: Mapping[str, str] = {
   ),
   "priority_exponent": "prioritized_replay_alpha per_alpha",
   "importance_exponent": "prioritized_replay_beta per_beta",
-  "learner_devices": "device cuda gpus num_gpus",
+  "learner_devices": "device cuda gpus num_gpus num_learners",
 }
 
 
