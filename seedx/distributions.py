@@ -232,8 +232,8 @@ def for_spec(spec: dm_env.specs.BoundedArray) -> Policy:
     )
   raise types.ConfigError(
     "expected discrete actions, a vector of integers from 0, or a vector of"
-    f" floats between different bounds, found {spec}; envs.Actions"
-    " packs other arrays, and nests of them, into such a vector"
+    f" floats between different bounds, found {spec};"
+    " envs.actions packs other arrays, and nests of them, into such a vector"
   )
 
 

@@ -313,7 +313,7 @@ class EnvironmentSpec:
       choices; None if all actions are always legal.
     log_info: names of the E entries of `Rows.info`.
     native_action: nest of `dm_env.specs.BoundedArray` that the environment
-      takes, see `envs.Actions`; None if it takes `action`.
+      takes, see `envs.actions`; None if it takes `action`.
   """
 
   observation: Tree

@@ -3,7 +3,6 @@
 Importing this package does not import JAX, so that a thin actor can use it.
 """
 
-from seedx.envs.actions import Actions
 from seedx.envs.config import (
   Config,
   at,
@@ -17,7 +16,6 @@ from seedx.envs.config import (
 from seedx.envs.environment import Environment, make, spec
 
 __all__ = [
-  "Actions",
   "Config",
   "Environment",
   "at",

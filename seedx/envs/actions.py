@@ -12,9 +12,7 @@ import numpy as np
 import tree
 
 from seedx import types
-
-# An integer with more values than this is a count, not a choice.
-MAX_DISCRETE_VALUES = 2**20
+from seedx.envs import observations
 
 
 class _Part(NamedTuple):
@@ -59,28 +57,13 @@ class Actions:
       not tree.is_nested(native) and leaves[0].shape == self.spec.shape
     )
 
-  def unravelled(self, action: Any, numpy: Any = np) -> Any:
-    """Converts indices of combinations, `[B]`, to choices, `[B, A]`.
-
-    Other actions are not changed. The indices stand for combinations of choices
-    if a mask covers all of these, see `observations.environment_spec`.
-
-    Args:
-      action: `[B, ...]`, NumPy's or JAX's.
-      numpy: module of the array, `numpy` or `jax.numpy`.
-    """
-    if action.ndim > len(self.spec.shape):
-      return action
-    values = num_values(self.spec)
-    return numpy.stack(numpy.unravel_index(action, values), axis=-1)
-
   def __call__(self, action: Any, numpy: Any = np) -> types.Tree:
     """Converts the agent's actions, `[B, ...]`, to the environment's.
 
     Floats are clipped to their bounds. The arguments are those of
-    `unravelled`; with JAX's arrays, 64 bits become 32.
+    `observations.unravelled`; with JAX's arrays, 64 bits become 32.
     """
-    action = self.unravelled(action, numpy)
+    action = observations.unravelled(self.spec, action, numpy)
     if self._is_plain:
       return _converted(self._parts[0], action, numpy)
     rows = action.shape[: action.ndim - len(self.spec.shape)]
@@ -107,12 +90,6 @@ class Actions:
       )
       for k in range(len(action))
     ]
-
-
-def num_values(spec: dm_env.specs.BoundedArray) -> tuple[int, ...]:
-  """Returns the number of values of each choice of an agent's action."""
-  maximum = np.broadcast_to(spec.maximum, spec.shape)
-  return tuple(int(high) + 1 for high in maximum.flat)
 
 
 def unsupported(
@@ -145,11 +122,12 @@ def _checked(
         f"{taken}: expected different bounds, found equal ones; leave such"
         " elements out, in the environment or with a gymnasium.ActionWrapper"
       )
-  elif np.any(_maximum(spec) >= MAX_DISCRETE_VALUES):
+  elif np.any(_maximum(spec) >= observations.MAX_DISCRETE_VALUES):
     raise types.ConfigError(
-      f"{taken}: expected integers with at most {MAX_DISCRETE_VALUES} values,"
-      " each of which is an output of the policy; let the environment, or a"
-      " gymnasium.ActionWrapper, take floats instead, and round them"
+      f"{taken}: expected integers with at most"
+      f" {observations.MAX_DISCRETE_VALUES} values, each of which is an output"
+      " of the policy; let the environment, or a gymnasium.ActionWrapper, take"
+      " floats instead, and round them"
     )
   return spec
 
@@ -186,12 +164,10 @@ def _packed(
   maximum = np.concatenate([np.empty(0), *choices]).astype(np.int32)
   if not floats:
     is_scalar = leaves[0].shape == () or tree.is_nested(native)
-    if len(maximum) == 1 and is_scalar:
-      return dm_env.specs.DiscreteArray(int(maximum[0]) + 1, np.int32, "action")
-    shape = maximum.shape
-    return dm_env.specs.BoundedArray(shape, np.int32, 0, maximum, "action")
+    is_one = len(maximum) == 1 and is_scalar
+    return observations.choices(maximum[0] if is_one else maximum)
   if not choices:
-    return dm_env.specs.BoundedArray(low.shape, np.float32, low, high, "action")
+    return observations.numbers(low, high)
   return types.HybridArray(
     len(maximum),
     np.concatenate([np.zeros(len(maximum)), low]),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from seedx import types
-from seedx.envs import families, functions
+from seedx.envs import families
 
 Transform = Callable[[types.Tree], types.Tree]
 
@@ -120,25 +120,27 @@ class Config:
       options = {**env.keywords, **self.env_options}
       object.__setattr__(self, "env_options", options)
       env = env.func
-    if not isinstance(env, str):
-      prefix = JAX_PREFIX if _makes_functional(env) else ""
-      env = f"{prefix}{functions.name_of(env)}"
-    if not isinstance(transform, str):
-      transform = functions.name_of(transform)
-    prefix = JAX_PREFIX if env.startswith(JAX_PREFIX) else ""
-    env = prefix + functions.canonical(env.removeprefix(prefix))
+    is_name = isinstance(env, str)
+    is_functional = env.startswith(JAX_PREFIX) if is_name else _is_class(env)
+    prefix = JAX_PREFIX if is_functional else ""
+    env = prefix + _name(env.removeprefix(prefix) if is_name else env)
     object.__setattr__(self, "env", env)
-    transform = functions.canonical(transform)
-    object.__setattr__(self, "observation_transform", transform)
+    object.__setattr__(self, "observation_transform", _name(transform))
 
   def __getstate__(self) -> dict[str, Any]:
     """Adds the functions that other processes cannot import."""
+    from seedx.envs import functions  # A thin actor pickles no config.
+
     names = self.env.removeprefix(JAX_PREFIX), self.observation_transform
     return {**vars(self), "": (functions.pickled(names), os.getpid())}
 
   def __setstate__(self, state: dict[str, Any]) -> None:
     """Keeps these functions for this process."""
-    functions.bring(*state.pop(""))
+    brought, process = state.pop("")
+    if brought:
+      from seedx.envs import functions
+
+      functions.bring(brought, process)
     vars(self).update(state)
 
 
@@ -247,6 +249,8 @@ def load_function(name: str, role: str) -> Callable[..., Any]:
   expected = f"expected {role} package.module:function, found {name!r}"
   if ":" not in name:
     raise types.ConfigError(f"{expected}, which has no colon")
+  from seedx.envs import functions
+
   try:
     loaded = functions.load(name)
   except Exception as error:  # A module may raise anything.
@@ -272,10 +276,22 @@ def pickled(value: Any) -> bytes:
     ) from error
 
 
-def _makes_functional(factory: Any) -> bool:
+def _is_class(factory: Any) -> bool:
   """Returns whether a factory is a class of JAX functions."""
   names = "init", "step"
   return isinstance(factory, type) and all(hasattr(factory, x) for x in names)
+
+
+def _name(function: Any) -> str:
+  """Returns the name of a function, which may be given by a name."""
+  if isinstance(function, str) and not function.startswith("__main__:"):
+    return function
+  from seedx.envs import functions  # A thin actor's config has only names.
+
+  is_name = isinstance(function, str)
+  return functions.canonical(
+    function if is_name else functions.name_of(function)
+  )
 
 
 def in_one_line(error: BaseException) -> str:

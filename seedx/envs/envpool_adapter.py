@@ -9,8 +9,8 @@ import numpy as np
 import tree
 
 from seedx import types
-from seedx.envs import actions, envpool_spec, observations
 from seedx.envs import config as env_config
+from seedx.envs import envpool_spec, observations
 
 _FIRST = np.uint8(dm_env.StepType.FIRST)
 _MID = np.uint8(dm_env.StepType.MID)
@@ -56,8 +56,9 @@ class EnvPoolEnvironment:
     self._must_narrow = bool(self._info_keys) or dtypes != [
       observations.narrowed(dtype) for dtype in dtypes
     ]
-    native = envpool_spec.action_spec(config.env, pool_spec)
-    self._native = actions.Actions(config.env, native)
+    self._separate, self._native = envpool_spec.action_specs(
+      config.env, pool_spec
+    )
     action_spec = envpool_spec.action_array_spec(pool_spec)
     self._action_dtype = np.dtype(action_spec.dtype)
     self._episode_ended = np.ones(num_envs, np.bool_)
@@ -125,9 +126,13 @@ class EnvPoolEnvironment:
     """See `envs.Environment`."""
     # Else EnvPool would read beyond the end of an array that is too small.
     action = observations.checked_action(
-      self.spec.action, self._native, index, action
+      self.spec.action, self._separate, index, action
     )
-    action = self._native(action).astype(self._action_dtype, copy=False)
+    native = self._native
+    action = action.reshape(-1, *native.shape)
+    action = action.astype(self._action_dtype, copy=False)
+    if native.dtype.kind == "f":
+      action = np.clip(action, native.minimum, native.maximum)
     self._pool.send(action, index)
 
   def render(self) -> np.ndarray:

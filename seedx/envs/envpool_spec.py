@@ -9,8 +9,8 @@ import dm_env
 import numpy as np
 
 from seedx import types
-from seedx.envs import actions, families, observations
 from seedx.envs import config as env_config
+from seedx.envs import families, observations
 
 # Options of `envpool.make` that are not fields of a family's config.
 _MAKE_OPTIONS = (
@@ -107,7 +107,7 @@ def environment_spec(
   spec = observations.environment_spec(
     config,
     observation,
-    actions.Actions(config.env, action_spec(config.env, pool_spec)),
+    *action_specs(config.env, pool_spec),
     pool_spec.config.frame_skip if is_atari(pool_spec) else 1,
   )
   return spec, info_keys
@@ -127,12 +127,16 @@ def observation_array_specs(pool_spec: Any) -> dict[str, Any]:
   }
 
 
-def action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
-  """Returns the spec of the environment's actions; of choices, as integers.
+def action_specs(
+  env_id: str, pool_spec: Any
+) -> tuple[dm_env.specs.BoundedArray, dm_env.specs.BoundedArray]:
+  """Returns the specs of the agent's and of the environment's actions.
+
+  Choices are integers. The agent's array has no second axis.
 
   Raises:
-    types.ConfigError: the environment takes several arrays, or floats without
-      bounds.
+    types.ConfigError: the environment takes several arrays, integers that do
+      not count from 0, or floats without bounds.
   """
   specs = pool_spec.action_array_spec
   names = set(specs) - {"env_id", "players.env_id"}
@@ -146,19 +150,28 @@ def action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
     )
   array_spec = action_array_spec(pool_spec)
   shape, dtype = _shape(array_spec), np.dtype(array_spec.dtype)
-  low, high = array_spec.minimum, array_spec.maximum
+  low, high = (
+    np.broadcast_to(x, shape) for x in (array_spec.minimum, array_spec.maximum)
+  )
   # ViZDoom's combined actions are discrete although they are float64.
   if dtype.kind == "f" and array_spec.is_discrete:
     dtype = np.dtype(np.int64)
-  limit = np.finfo(np.float32).max
-  if dtype.kind == "f" and np.any(np.abs([low, high]) >= limit):
-    # Such bounds are placeholders: ViZDoom's buttons are on or off.
+  is_float = dtype.kind == "f"
+  limit = (
+    np.finfo(np.float32).max if is_float else observations.MAX_DISCRETE_VALUES
+  )
+  # Bounds beyond are placeholders: ViZDoom's buttons are on or off.
+  if np.any(np.abs([low, high]) >= limit) or (not is_float and low.any()):
     raise types.ConfigError(
       f"{env_id} takes actions of shape {shape} and dtype {dtype}, with bounds"
-      f" from {low} to {high}. Supported: discrete actions, or floats between"
-      " finite bounds; for ViZDoom, use --env-options use_combined_action=true"
+      f" from {array_spec.minimum} to {array_spec.maximum}. Supported: discrete"
+      " actions that count from 0, or floats between finite bounds; for"
+      " ViZDoom, use --env-options use_combined_action=true"
     )
-  return dm_env.specs.BoundedArray(shape, dtype, low, high, "action")
+  native = dm_env.specs.BoundedArray(shape, dtype, low, high, "action")
+  if is_float:
+    return observations.numbers(low.ravel(), high.ravel()), native
+  return observations.choices(high.ravel() if shape else high), native
 
 
 def action_array_spec(pool_spec: Any) -> Any:

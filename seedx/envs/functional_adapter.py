@@ -46,7 +46,7 @@ class FunctionalEnvironment:
       num_envs, batch_size, num_threads, seed
     )
     environment = functional.make(config)
-    self._native = actions.Actions(config.env, environment.action)
+    self._separate = actions.Actions(config.env, environment.action).spec
     self.spec = _spec(config, environment)
     self._finish = observations.Finisher(
       config, seed, self.spec, env_config.load_transform(config)
@@ -87,7 +87,7 @@ class FunctionalEnvironment:
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
     """See `envs.Environment`."""
     action = observations.checked_action(
-      self.spec.action, self._native, index, action
+      self.spec.action, self._separate, index, action
     )
     rows = self._step(np.asarray(index, np.int32), action)
     with self._changed:
@@ -166,7 +166,9 @@ def _spec(
     config, environment.observation, {}, lambda name, leaf: leaf
   )
   native = actions.Actions(config.env, environment.action)
-  return observations.environment_spec(config, observation, native)
+  return observations.environment_spec(
+    config, observation, native.spec, native.native
+  )
 
 
 def _check_log_info(config: env_config.Config, environment: Any) -> None:

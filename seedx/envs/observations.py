@@ -15,9 +15,10 @@ import numpy as np
 import tree
 
 from seedx import trees, types
-from seedx.envs import actions
 from seedx.envs import config as env_config
 
+# An integer with more values than this is a count, not a choice.
+MAX_DISCRETE_VALUES = 2**20
 # A smaller array of bytes with two axes is a board or a table, not an image.
 _MIN_IMAGE_SIZE = 32
 # An array of other numbers with smaller sides is not clearly an image.
@@ -53,7 +54,8 @@ def check_numbers(
 def environment_spec(
   config: env_config.Config,
   observation: types.Tree,
-  native: actions.Actions,
+  action: dm_env.specs.BoundedArray,
+  native: types.Tree,
   frames_per_step: int = 1,
 ) -> types.EnvironmentSpec:
   """Returns the spec that the agent sees: after the transform, with the mask.
@@ -69,7 +71,8 @@ def environment_spec(
   Args:
     config: the environment's config.
     observation: a nest of specs, including entries of `info`.
-    native: the environment's actions.
+    action: spec of the agent's actions, before a mask joins choices.
+    native: nest of specs of the environment's actions.
     frames_per_step: emulator frames in an env step.
 
   Raises:
@@ -93,13 +96,12 @@ def environment_spec(
         f" {name or 'one'} of shape {leaf.shape}: leave it out, in the"
         " environment or with an observation_transform"
       )
-  action = native.spec
   mask, is_joint = _action_mask(config, observation, action)
   images = tree.map_structure(_image, observation)
   if mask is not None:  # A mask is not an image.
     images = images | {mask: observation[mask]}
   if is_joint:
-    count = math.prod(actions.num_values(action))
+    count = math.prod(num_values(action))
     action = dm_env.specs.DiscreteArray(count, np.int32, "action")
     flat = dm_env.specs.Array((count,), observation[mask].dtype, mask)
     images = images | {mask: flat}
@@ -109,7 +111,7 @@ def environment_spec(
     frames_per_step=frames_per_step,
     action_mask=mask,
     log_info=tuple(config.log_info),
-    native_action=native.native,
+    native_action=native,
   )
 
 
@@ -128,7 +130,7 @@ def leaf_spec(
   their bounds, which are often placeholders, unless the array is an image.
   """
   dtype = narrowed(dtype)
-  if are_choices and np.sum(high) < actions.MAX_DISCRETE_VALUES:
+  if are_choices and np.sum(high) < MAX_DISCRETE_VALUES:
     return types.MultiDiscreteArray(np.asarray(high) + 1, dtype, name)
   if low is None or high is None:
     return dm_env.specs.Array(shape, dtype, name)
@@ -136,7 +138,7 @@ def leaf_spec(
     with_bounds = dm_env.specs.BoundedArray(shape, dtype, low, high, name)
     is_image = isinstance(_image(with_bounds), types.ImageArray)
     return with_bounds if is_image else dm_env.specs.Array(shape, dtype, name)
-  if shape == () and low == 0 and high < actions.MAX_DISCRETE_VALUES:
+  if shape == () and low == 0 and high < MAX_DISCRETE_VALUES:
     return dm_env.specs.DiscreteArray(int(high) + 1, dtype, name)
   range_ = np.iinfo(dtype)
   low, high = (np.clip(x, range_.min, range_.max) for x in (low, high))
@@ -337,9 +339,46 @@ class Finisher:
     return observation | {key: mask}
 
 
+def choices(maximum: np.ndarray) -> dm_env.specs.BoundedArray:
+  """Returns the spec of choices, from 0 to `maximum`, `[]` or `[A]`."""
+  if maximum.shape == ():
+    return dm_env.specs.DiscreteArray(int(maximum) + 1, np.int32, "action")
+  shape = maximum.shape
+  return dm_env.specs.BoundedArray(shape, np.int32, 0, maximum, "action")
+
+
+def numbers(low: np.ndarray, high: np.ndarray) -> dm_env.specs.BoundedArray:
+  """Returns the spec of numbers, between bounds `[A]`."""
+  return dm_env.specs.BoundedArray(low.shape, np.float32, low, high, "action")
+
+
+def num_values(spec: dm_env.specs.BoundedArray) -> tuple[int, ...]:
+  """Returns the number of values of each choice of an agent's action."""
+  maximum = np.broadcast_to(spec.maximum, spec.shape)
+  return tuple(int(high) + 1 for high in maximum.flat)
+
+
+def unravelled(
+  spec: dm_env.specs.BoundedArray, action: Any, numpy: Any = np
+) -> Any:
+  """Converts indices of combinations, `[B]`, to choices, `[B, A]`.
+
+  Other actions are not changed. The indices stand for combinations of choices
+  if a mask covers all of these, see `environment_spec`.
+
+  Args:
+    spec: spec of the agent's actions, before a mask joined choices.
+    action: `[B, ...]`, NumPy's or JAX's.
+    numpy: module of the array, `numpy` or `jax.numpy`.
+  """
+  if action.ndim > len(spec.shape):
+    return action
+  return numpy.stack(numpy.unravel_index(action, num_values(spec)), axis=-1)
+
+
 def checked_action(
   spec: dm_env.specs.BoundedArray,
-  native: actions.Actions,
+  separate: dm_env.specs.BoundedArray,
   index: np.ndarray,
   action: np.ndarray,
 ) -> np.ndarray:
@@ -347,7 +386,7 @@ def checked_action(
 
   Args:
     spec: spec of the agent's actions.
-    native: the environment's actions, see `environment_spec`.
+    separate: that spec before a mask joined choices, see `environment_spec`.
     index: `[B]` indices of the environments.
     action: `[B, *action_shape]`.
 
@@ -369,7 +408,7 @@ def checked_action(
       f"expected actions from 0 to {maximum}, found "
       f"{choices.min()} to {choices.max()}"
     )
-  return native.unravelled(action)
+  return unravelled(separate, action)
 
 
 def checked_frame(frame: Any, name: str) -> np.ndarray:
@@ -507,12 +546,12 @@ def _action_mask(
   is_hybrid = isinstance(action, types.HybridArray)
   choices = action.choices if is_hybrid else action
   if np.issubdtype(choices.dtype, np.integer) and shape is not None:
-    sizes = actions.num_values(choices)
+    sizes = num_values(choices)
     size = max(sizes)
     separate_shape = (len(sizes), size) if choices.shape else (size,)
     count = math.prod(sizes)
     # A joint mask has a number for each combination of several choices.
-    may_be_joint = len(sizes) > 1 and count < actions.MAX_DISCRETE_VALUES
+    may_be_joint = len(sizes) > 1 and count < MAX_DISCRETE_VALUES
     may_be_joint = may_be_joint and not is_hybrid
     is_joint = may_be_joint and shape in (sizes, (count,))
     if is_joint and shape == separate_shape:

@@ -37,9 +37,9 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
       finally:
         child.end([worker])
     signature = _signatures[key]
-  observation, native = signature
+  native = actions.Actions(config.env, signature.action)
   return observations.environment_spec(
-    config, observation, actions.Actions(config.env, native)
+    config, signature.observation, native.spec, native.native
   )
 
 
@@ -78,7 +78,10 @@ class ProcessEnvironment:
       signature = self._start(config, seed, num_threads)
       _check_unchanged(config, signature)
       self.spec = observations.environment_spec(
-        config, signature.observation, self._native
+        config,
+        signature.observation,
+        self._native.spec,
+        self._native.native,
       )
       self._finish = observations.Finisher(config, seed, self.spec, transform)
     except BaseException:
@@ -150,7 +153,7 @@ class ProcessEnvironment:
         environment is not waiting for an action.
     """
     action = observations.checked_action(
-      self.spec.action, self._native, index, action
+      self.spec.action, self._native.spec, index, action
     )
     index = np.asarray(index, np.int32)
     if not self._needs_action[index].all():

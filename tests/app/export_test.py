@@ -21,6 +21,7 @@ from seedx import envs, types
 from seedx.agents import acting_step, dqn, vtrace
 from seedx.app import export
 from seedx.app.runs import policies
+from seedx.envs import actions as actions_lib
 from tests import conftest, programs
 from tests.agents import dqn_test
 
@@ -87,7 +88,7 @@ def make_policy(name):
   fields, observation, action = KINDS[name]
   spec = types.EnvironmentSpec(
     observation,
-    envs.Actions(name, action).spec,
+    actions_lib.Actions(name, action).spec,
     action_mask="legal" if name == "masked" else None,
     native_action=action,
   )

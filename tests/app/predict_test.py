@@ -14,6 +14,7 @@ from dm_env import specs
 from seedx import app, envs, files, types
 from seedx.agents import a2c, dqn, ppo
 from seedx.app.runs import policies
+from seedx.envs import actions as actions_lib
 from tests.app import app_test
 from tests.repository import readme_test
 
@@ -26,7 +27,7 @@ NEST = types.EnvironmentSpec(
 )
 CHOICE = specs.BoundedArray((), np.int64, -1, 1)
 NUMBERS = specs.BoundedArray((2, 1), np.float64, -0.5, np.inf)
-PACKED = envs.Actions("env", {"turn": CHOICE, "pull": (NUMBERS,)})
+PACKED = actions_lib.Actions("env", {"turn": CHOICE, "pull": (NUMBERS,)})
 HYBRID = types.EnvironmentSpec(
   VECTOR.observation, PACKED.spec, native_action=PACKED.native
 )

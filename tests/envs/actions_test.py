@@ -7,7 +7,8 @@ import pytest
 import tree
 from dm_env import specs
 
-from seedx import envs, types
+from seedx import types
+from seedx.envs import actions as actions_lib
 
 CHOICE = specs.BoundedArray((), np.int64, 1, 3)
 NUMBERS = specs.BoundedArray((2, 1), np.float64, -1, [[1], [np.inf]])
@@ -60,7 +61,7 @@ NUMBERS = specs.BoundedArray((2, 1), np.float64, -1, [[1], [np.inf]])
   ids=str,
 )
 def test_actions_become_the_environments(native, spec, action, expected):
-  actions = envs.Actions("env", native)
+  actions = actions_lib.Actions("env", native)
   assert type(actions.spec) is type(spec) and actions.spec == spec
   action = np.array(action, spec.dtype)
   leaves = tree.flatten_up_to(native, expected)
@@ -95,10 +96,10 @@ UNSUPPORTED = [
 @pytest.mark.parametrize(("native", "remedy"), UNSUPPORTED, ids=str)
 def test_unsupported_actions_are_refused_with_a_remedy(native, remedy):
   with pytest.raises(types.ConfigError, match=f"^env takes.*{remedy}"):
-    envs.Actions("env", native)
+    actions_lib.Actions("env", native)
 
 
 def test_a_number_of_a_combination_becomes_the_choices():
-  actions = envs.Actions("env", (specs.DiscreteArray(3), CHOICE))
+  actions = actions_lib.Actions("env", (specs.DiscreteArray(3), CHOICE))
   first, second = actions(np.array([0, 5, 8]))
   assert (first.tolist(), second.tolist()) == ([0, 1, 2], [1, 3, 3])

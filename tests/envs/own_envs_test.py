@@ -290,8 +290,10 @@ def test_a_stack_of_images_becomes_one_image(start, shape):
 def test_pixels_may_have_other_dtypes_than_bytes(shape, dtype, bounds, seen):
   space = spaces.Box(*bounds, shape, np.dtype(dtype))
   leaf = observations.leaf_spec("", shape, space.dtype, space.low, space.high)
-  native = envs.Actions("", dm_env.specs.DiscreteArray(2))
-  spec = observations.environment_spec(envs.Config(), leaf, native).observation
+  action = dm_env.specs.DiscreteArray(2)
+  spec = observations.environment_spec(
+    envs.Config(), leaf, action, action
+  ).observation
   assert isinstance(spec, types.ImageArray) == (seen is not None)
   assert spec.shape == (seen or shape)
   assert spec.dtype == observations.narrowed(space.dtype)

@@ -417,30 +417,33 @@ def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
   assert 'env "Acrobot-v1", found "CartPole-v0"' in errors[learner]
 
 
-# Writes the names of the modules that are loaded while an actor acts.
-_LOADED = """
+# Python imports this module when it starts. It writes the names of the modules
+# that the program looks for.
+_CUSTOMIZED = """
 import sys
 
-def note(observation):
-  names = {*sys.modules, sys.modules["__main__"].__spec__.name}
-  with open("loaded", "w") as file:
-    print(*sorted(names), file=file)
-  return observation
+class Finder:
+  def find_spec(name, path=None, target=None):
+    with open({path!r}, "a") as file:
+      print(name, file=file)
+
+sys.meta_path.insert(0, Finder)
 """
 # The maximum number of seedx's modules and packages in a thin actor.
-_MAX_MODULES = 26
+_MAX_MODULES = 25
 
 
 def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
   """A fake JAX leaves a file if anything, such as EnvPool, imports it."""
-  imported, transform = tmp_path / "imported", "what_is_loaded:note"
-  (tmp_path / "what_is_loaded.py").write_text(_LOADED)
+  imported, names = tmp_path / "imported", tmp_path / "names"
+  (tmp_path / "sitecustomize.py").write_text(
+    _CUSTOMIZED.format(path=str(names))
+  )
   (tmp_path / "jax").mkdir()
   (tmp_path / "jax" / "__init__.py").write_text(
     f"open({str(imported)!r}, 'w').close()\nraise ImportError('no JAX')"
   )
   options = {"envs_per_actor": 4, "actor_batch_size": 2, "num_actors": 1}
-  options["observation_transform"] = transform
   learner, messages = Learner(tmp_path, ROLES[:1], "impala", **options), []
 
   def act(rows):
@@ -454,23 +457,17 @@ def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
   )
   path = os.pathsep.join([str(tmp_path), str(programs.ROOT)])
   with learner:
-    joiners.start(
-      learner.server.address,
-      "--observation-transform",
-      transform,
-      cwd=tmp_path,
-      PYTHONPATH=path,
-    )
+    joiners.start(learner.server.address, cwd=tmp_path, PYTHONPATH=path)
     running.wait_until(lambda: len(messages) > 3)
     learner.server.stop()
     joiners.ended()
   assert not imported.exists()
-  loaded = (tmp_path / "loaded").read_text().split()
+  loaded = {*names.read_text().split()}
   modules = [name for name in loaded if name.partition(".")[0] == "seedx"]
   assert {"seedx.join", "seedx.acting.thin_actor"} < {*modules}
   assert len(modules) <= _MAX_MODULES, modules
   assert "envpool.classic_control" in loaded
-  assert not {"matplotlib", "envpool.jumanji"} & {*loaded}
+  assert not {"matplotlib", "envpool.jumanji"} & loaded
 
 
 _MALFORMED_ADDRESSES = {

@@ -487,7 +487,7 @@ def _stepper(
     seed=seed,
     **options,
   )
-  spec = envpool_spec.action_spec(config.env, pool_spec)
+  _, spec = envpool_spec.action_specs(config.env, pool_spec)
   dtype = envpool_spec.action_array_spec(pool_spec).dtype
   action = _random_actions(spec, num_envs, random).astype(dtype)
   pool.reset()

@@ -18,6 +18,7 @@ from seedx.agents import acting_step, base
 from seedx.app import devices
 from seedx.app.cli import configs, experiments, programs
 from seedx.app.runs import checkpointer, run_dirs
+from seedx.envs import actions as actions_lib
 from seedx.runtime import process
 
 
@@ -163,10 +164,10 @@ class Policy:
     return self.actions(action), state
 
   @functools.cached_property
-  def actions(self) -> envs.Actions:
+  def actions(self) -> actions_lib.Actions:
     """The conversion from the agent's actions to the environment's."""
     native = self.spec.native_action
-    return envs.Actions(
+    return actions_lib.Actions(
       self.env.env, self.spec.action if native is None else native
     )
 
