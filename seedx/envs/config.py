@@ -121,7 +121,9 @@ class Config:
       object.__setattr__(self, "env_options", options)
       env = env.func
     is_name = isinstance(env, str)
-    is_functional = env.startswith(JAX_PREFIX) if is_name else _is_class(env)
+    is_functional = (
+      env.startswith(JAX_PREFIX) if is_name else _makes_functional(env)
+    )
     prefix = JAX_PREFIX if is_functional else ""
     env = prefix + _name(env.removeprefix(prefix) if is_name else env)
     object.__setattr__(self, "env", env)
@@ -276,7 +278,7 @@ def pickled(value: Any) -> bytes:
     ) from error
 
 
-def _is_class(factory: Any) -> bool:
+def _makes_functional(factory: Any) -> bool:
   """Returns whether a factory is a class of JAX functions."""
   names = "init", "step"
   return isinstance(factory, type) and all(hasattr(factory, x) for x in names)

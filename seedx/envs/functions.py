@@ -4,8 +4,10 @@ A process that needs a function of a module imports it. A function of the
 program itself, a script or a notebook, has no module to import: a new process
 would have to run the script again, and cannot read the notebook. So a config
 brings such a function to the other processes of the run, pickled by value, in
-the pickle that it is sent in anyway. Its name remains what `config.json`
-records; later programs import it by that name, if a script has it.
+the pickle that it is sent in anyway. If a script's function cannot be pickled,
+these processes import the script. The function's name remains what
+`config.json` records; later programs import it by that name, if a script has
+it.
 """
 
 import contextlib
@@ -131,7 +133,12 @@ def pickled(names: Iterable[str]) -> Mapping[str, bytes]:
     if name in _brought:
       functions[name] = _brought[name]
     elif name.partition(":")[0] in program:
-      functions[name] = _by_value(name)
+      try:
+        functions[name] = _by_value(name)
+      except types.ConfigError:
+        if name.startswith(_PROGRAM):
+          raise
+        # Other processes can import the script.
   return functions
 
 

@@ -206,6 +206,15 @@ def test_a_scripts_functions_have_the_scripts_name(
   assert envs.Config("__main__:make").env == "package.trains:make"
 
 
+def test_a_scripts_function_that_cannot_be_sent_is_imported(
+  program, tmp_path, monkeypatch
+):
+  (tmp_path / "locks_here.py").write_text(_CODE)
+  program.__file__ = str(tmp_path / "locks_here.py")
+  monkeypatch.syspath_prepend(tmp_path)
+  assert num_actions(envs.Config(program.locked)) == 4
+
+
 @pytest.mark.parametrize(
   "code",
   [
