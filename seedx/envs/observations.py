@@ -403,7 +403,8 @@ def checked_action(
   if isinstance(spec, types.HybridArray):
     choices, maximum = action[:, : spec.num_choices], spec.choices.maximum
   is_discrete = spec.dtype.kind == "i" or choices is not action
-  if is_discrete and np.any((choices < 0) | (choices > maximum)):
+  # NaN is not in the range, either.
+  if is_discrete and not np.all((choices >= 0) & (choices <= maximum)):
     raise ValueError(
       f"expected actions from 0 to {maximum}, found "
       f"{choices.min()} to {choices.max()}"

@@ -9,6 +9,7 @@ from dm_env import specs
 
 from seedx import types
 from seedx.envs import actions as actions_lib
+from seedx.envs import observations
 
 CHOICE = specs.BoundedArray((), np.int64, 1, 3)
 NUMBERS = specs.BoundedArray((2, 1), np.float64, -1, [[1], [np.inf]])
@@ -97,6 +98,15 @@ UNSUPPORTED = [
 def test_unsupported_actions_are_refused_with_a_remedy(native, remedy):
   with pytest.raises(types.ConfigError, match=f"^env takes.*{remedy}"):
     actions_lib.Actions("env", native)
+
+
+@pytest.mark.parametrize("wrong", [-1, 4, np.nan])
+def test_choices_among_numbers_are_checked(wrong):
+  spec = types.HybridArray(1, [0, -1], [3, 1])
+  action = np.array([[3, 9], [wrong, 0]], np.float32)
+  with pytest.raises(ValueError, match="from 0 to"):
+    observations.checked_action(spec, spec, np.arange(2), action)
+  observations.checked_action(spec, spec, np.arange(1), action[:1])
 
 
 def test_a_number_of_a_combination_becomes_the_choices():
