@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import functools
-import os
 import pathlib
 import pickle
 import re
@@ -134,7 +133,7 @@ class Config:
     from seedx.envs import functions  # A thin actor pickles no config.
 
     names = self.env.removeprefix(JAX_PREFIX), self.observation_transform
-    return {**vars(self), "": (functions.pickled(names), os.getpid())}
+    return {**vars(self), "": (functions.pickled(names), functions.PROCESS)}
 
   def __setstate__(self, state: dict[str, Any]) -> None:
     """Keeps these functions for this process."""

@@ -14,8 +14,8 @@ import contextlib
 import functools
 import importlib
 import importlib.util
-import os
 import pathlib
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +24,10 @@ from typing import Any
 from seedx import types
 
 _PROGRAM = "__main__"
+
+# ID of this process; the operating system's may be those of processes on other
+# machines, and in other containers, too.
+PROCESS = secrets.token_hex(8)
 
 # Functions of the program that started this process, pickled, by name.
 _brought: dict[str, bytes] = {}
@@ -142,9 +146,9 @@ def pickled(names: Iterable[str]) -> Mapping[str, bytes]:
   return functions
 
 
-def bring(functions: Mapping[str, bytes], process: int) -> None:
+def bring(functions: Mapping[str, bytes], process: str) -> None:
   """Keeps functions that `pickled` returned in the process with this ID."""
-  if process != os.getpid():  # In the same process they may be out of date.
+  if process != PROCESS:  # In the same process they may be out of date.
     _brought.update(functions)
 
 

@@ -143,13 +143,26 @@ def test_a_cell_that_runs_again_changes_the_environment(program):
 def test_a_process_passes_functions_on(program, brought, monkeypatch):
   config = envs.Config(program.make)
   names = ["__main__:make"]
-  functions.bring(functions.pickled(names), process=0)
+  functions.bring(functions.pickled(names), process="another")
   # As in another process, which makes new configs of the one that it gets.
   monkeypatch.delattr(program, "make")
   program.__spec__ = python_types.SimpleNamespace(name="seedx.launch.__main__")
   config = dataclasses.replace(config, action_mask="action_mask")
   assert functions.pickled(names) == brought
   assert num_actions(config) == 4
+
+
+def test_a_process_of_another_machine_may_have_the_same_id(brought):
+  code = f"""{_CODE}
+import os, pickle, sys
+from seedx import envs
+os.getpid = lambda: {os.getpid()}
+sys.stdout.buffer.write(pickle.dumps(envs.Config(make)))
+"""
+  environment = {**os.environ, "PYTHONPATH": str(programs.ROOT)}
+  command = [sys.executable, "-c", code]
+  config = pickle.loads(subprocess.check_output(command, env=environment))
+  assert list(brought) == [config.env] == ["__main__:make"]
 
 
 def test_a_node_does_not_run_the_script_for_a_function_that_it_gets(program):
