@@ -225,11 +225,11 @@ def for_spec(spec: dm_env.specs.BoundedArray) -> Policy:
   if is_vector and np.issubdtype(spec.dtype, np.integer) and not minimum.any():
     return MultiCategorical(tuple(int(high) + 1 for high in maximum))
   is_float = np.issubdtype(spec.dtype, np.floating)
-  if is_vector and is_float and np.all(minimum < maximum):
-    minimum, maximum = _finite(minimum, maximum)
-    return BoundedGaussian(
-      tuple(map(float, minimum)), tuple(map(float, maximum))
-    )
+  if is_vector and is_float:
+    low, high = _finite(minimum, maximum)
+    # Also if there is only one bound, and so large that adding 4 is lost.
+    if np.all(low < high):
+      return BoundedGaussian(tuple(map(float, low)), tuple(map(float, high)))
   raise types.ConfigError(
     "expected discrete actions, a vector of integers from 0, or a vector of"
     f" floats between different bounds, found {spec};"

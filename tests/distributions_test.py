@@ -335,6 +335,7 @@ def test_spec_decides_the_distribution(spec, expected, num_parameters):
   [
     specs.BoundedArray((), np.float32, -1.0, 1.0),
     specs.BoundedArray((2,), np.float32, -1.0, [1.0, -1.0]),
+    specs.BoundedArray((1,), np.float32, 1e9, np.inf),
     specs.BoundedArray((2,), np.int32, [0, -1], 4),
     specs.BoundedArray((2, 2), np.int32, 0, 4),
   ],
