@@ -204,7 +204,8 @@ def test_all_batches_count_alike_in_the_statistics():
     batches.append(timestep.observation[:-1][timestep.step_type[1:] != 0])
   expected_mean = np.mean([batch.mean(0) for batch in batches], axis=0)
   squares = np.mean([np.square(batch).mean(0) for batch in batches], axis=0)
-  (mean,), (variance,) = learned(2, 4)[0].state.statistics
+  (mean,), (variance,), (count,) = learned(2, 4)[0].state.statistics
+  assert count == 5  # Micro-batches and cores do not count as batches.
   np.testing.assert_allclose(mean, expected_mean, rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(variance, squares - expected_mean**2, rtol=1e-4)
 
