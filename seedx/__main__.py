@@ -16,7 +16,6 @@
 
 import errno
 import importlib
-import os
 import sys
 
 import seedx
@@ -48,7 +47,7 @@ def program() -> int:
   except OSError as error:
     if error.errno != errno.ENOSPC:
       raise
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    output.discard()
     print(
       "error: the output could not be written: the disk is full",
       file=sys.stderr,

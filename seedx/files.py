@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import errno
 import fcntl
+import itertools
 import os
 import pathlib
 import secrets
@@ -100,6 +101,18 @@ class Folder:
     """Returns the names of all entries."""
     with self._opened() as directory:
       return os.listdir(directory)
+
+  def folders(self, max_entries: int) -> "list[Folder]":
+    """Returns the subdirectories among the first entries; links are left out.
+
+    At most `max_entries` entries are read, in any order.
+    """
+    with self._opened() as directory, os.scandir(directory) as entries:
+      return [
+        self.folder(entry.name)
+        for entry in itertools.islice(entries, max_entries)
+        if entry.is_dir(follow_symlinks=False)
+      ]
 
   def has(self, name: str) -> bool:
     """Returns whether an entry has this name, even a broken link."""

@@ -24,6 +24,11 @@ def outlive_readers() -> None:
   sys.stdout, sys.stderr = map(_outliving, (sys.stdout, sys.stderr))
 
 
+def discard() -> None:
+  """Discards what is printed from now on, because stdout cannot be written."""
+  sys.stdout = _nowhere()
+
+
 class _Output(io.FileIO):
   """A file that discards bytes after its reader has closed the pipe."""
 
@@ -42,7 +47,7 @@ def _outliving(stream: Any) -> Any:
   escapes characters that cannot be encoded, such as those of some files' names.
   """
   if stream is None:  # The stream was closed before the program started.
-    return open(os.devnull, "w")
+    return _nowhere()
   file: Any = _Output(stream.fileno(), "wb", closefd=False)
   return io.TextIOWrapper(
     file if stream.write_through else io.BufferedWriter(file),
@@ -51,3 +56,7 @@ def _outliving(stream: Any) -> Any:
     line_buffering=stream.line_buffering,
     write_through=stream.write_through,
   )
+
+
+def _nowhere() -> Any:
+  return open(os.devnull, "w")

@@ -119,6 +119,21 @@ def test_removing_a_directory_does_not_follow_links(folder, outside):
   assert folder.names() == []
 
 
+def test_subdirectories_are_listed_without_links_and_up_to_a_limit(
+  folder, outside
+):
+  (folder / "link").symlink_to(outside)
+  (folder / "file").touch()
+  for name in ("a", "b"):
+    (folder / name).mkdir()
+  names = sorted(os.path.basename(x) for x in folder.folders(100))
+  assert names == ["a", "b"]
+  assert len(folder.folders(3)) in (1, 2) and not folder.folders(0)
+  inner = folder.folders(100)[0]
+  inner.write("new", "text")
+  assert inner.read("new") == "text"
+
+
 def test_links_to_the_directory_are_followed(tmp_path, folder):
   (tmp_path / "short").symlink_to(tmp_path / "run")
   files.Folder(tmp_path / "short").write("a", "text")
@@ -171,11 +186,11 @@ _OTHERS = {
   "seedx/app/compiled.py": "/proc, and a directory of the user",
   "seedx/app/profiling.py": "a directory that it just made",
   "seedx/app/cli/experiments.py": "the first lines of seedx's own",
-  "seedx/app/cli/programs.py": "/dev/null",
   "seedx/checkpoint.py": "reads a file that `seedx.files` has opened",
   "seedx/envs/families.py": "a module of the installed EnvPool",
   "seedx/envs/processes/child.py": "memory that it shares",
   "seedx/launch/__main__.py": "sockets in a temporary directory",
+  "seedx/output.py": "/dev/null",
   "seedx/metrics/cpu_time.py": "/proc",
   "seedx/runtime/memory.py": "/proc and /sys",
   "seedx/signals.py": "/dev/null",

@@ -12,7 +12,7 @@ import gymnasium
 import jax
 
 import seedx
-from seedx import checkpoint, join, types
+from seedx import checkpoint, join, output, types
 from seedx.app import compiled, devices, roles, training
 from seedx.app.cli import command_line, configs, experiments
 from seedx.app.cli import presets as presets_lib
@@ -243,7 +243,7 @@ def _train(
     print(*lines, sep="\n", flush=True)
   except OSError:
     # stdout may be a file on a full disk; the run itself has succeeded.
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    output.discard()
   return run.status
 
 

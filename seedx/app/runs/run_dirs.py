@@ -35,7 +35,8 @@ CURVE = "learning_curve.png"
 # Directory of the videos of a run's evaluations.
 VIDEOS = "videos"
 FILES = (CONFIG, METRICS, EVALUATIONS, CURVE)
-# Limits of a search for runs: levels of directories, and directories of each.
+# Limits of a search for runs: levels of directories; directories of a level,
+# and entries of a directory.
 _MAX_DEPTH = 3
 _MAX_ENTRIES = 10_000
 # The value of `resume` that continues the run in `run_dir`, or begins it.
@@ -198,12 +199,15 @@ def inside(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
   Directories below that of a run are not searched, and links not followed.
   """
   runs: list[pathlib.Path] = []
-  level = [pathlib.Path(folder).expanduser()]
+  level = [files.Folder(folder)]
   for _ in range(_MAX_DEPTH):
-    level = [x for path in level for x in _folders(path)]
-    is_run = {x: (x / METRICS).exists() for x in level}
-    runs += [x for x in level if is_run[x]]
-    level = [x for x in level if not is_run[x]][:_MAX_ENTRIES]
+    below = itertools.chain.from_iterable(map(_folders, level))
+    level = []
+    for inner in itertools.islice(below, _MAX_ENTRIES):
+      if _has_metrics(inner):
+        runs.append(pathlib.Path(inner))
+      else:
+        level.append(inner)
   return sorted(runs)
 
 
@@ -471,16 +475,20 @@ def labels(runs: Sequence[Run]) -> list[str]:
   return labels
 
 
-def _folders(path: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the directories in a directory, at most a limited number."""
+def _folders(folder: files.Folder) -> list[files.Folder]:
+  """Returns the directories in a directory; none if it cannot be read."""
   try:
-    with os.scandir(path) as entries:
-      names = [x.name for x in itertools.islice(entries, _MAX_ENTRIES)]
-    return [
-      x for x in map(path.joinpath, names) if x.is_dir() and not x.is_symlink()
-    ]
+    return folder.folders(_MAX_ENTRIES)
   except OSError:
     return []
+
+
+def _has_metrics(folder: files.Folder) -> bool:
+  """Returns whether a directory is a run's, as far as it can be read."""
+  try:
+    return folder.has(METRICS)
+  except OSError:
+    return False
 
 
 def _check_single(path: pathlib.Path) -> None:
