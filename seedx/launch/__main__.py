@@ -101,8 +101,9 @@ def _send_error(error: str, trace: str = "") -> None:
   if len(trace) > _TRACE_CHARACTERS:
     half = _TRACE_CHARACTERS // 2
     trace = f"{trace[:half]}\n...\n{trace[-half:]}"
+  text = f"{line}\n{trace}".encode(errors="backslashreplace")
   with contextlib.suppress(OSError):
-    os.write(0, f"{line}\n{trace}".encode()[: nodes.ERROR_BYTES])
+    os.write(0, text[: nodes.ERROR_BYTES])
 
 
 if __name__ == "__main__":

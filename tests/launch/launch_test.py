@@ -170,6 +170,16 @@ def test_a_long_traceback_is_cut_in_the_middle(tmp_path, capfd):
   assert len(err) < 40_000
 
 
+def test_an_error_that_is_not_valid_text_is_reported(tmp_path, capfd):
+  """Messages of errors may contain such names of files."""
+  processes = _start(tmp_path, status=1, error="no file \udcff")
+  running.wait_until(lambda: processes.check() or processes.restarts)
+  processes.stop()
+  err = capfd.readouterr().err
+  assert err.startswith("Traceback (most recent") and "\\udcff" in err
+  assert "launch_node.py" in err and "UnicodeEncodeError" not in err
+
+
 class _FakeInstance:
   """An instance whose fake process dies at given times."""
 
