@@ -89,6 +89,7 @@ class Config(checkpointer.Config, evaluations.Config, warm_start.Config):
           f"expected {name} without a NUL character, found"
           f" {getattr(self, name)!r}"
         )
+    warm_start.check(self)
     if self.record_video and not self.evaluate_every_steps:
       raise types.ConfigError(
         "expected --record-video with --evaluate-every-steps, whose evaluations"
@@ -264,6 +265,11 @@ def _on_cluster(
       f" learner_on_cluster, since it may move; found {address}"
     )
   resumes = bool(work.files.resumed)
+  if work.files.init_from:
+    # The other machine's working directory may differ.
+    path = os.path.abspath(os.path.expanduser(work.files.init_from))
+    files = dataclasses.replace(work.files, init_from=path)
+    work = dataclasses.replace(work, files=files)
   with _open(work.files, work.record) as run_dir:
     pass  # Makes and checks the directory; the learner locks it where it runs.
   there = functools.partial(_run_there, work)

@@ -68,6 +68,24 @@ class Taken:
   words: str
 
 
+def check(options: Config) -> None:
+  """Raises types.ConfigError if `init_checkpoint` would have no effect."""
+  if options.init_checkpoint == Config.init_checkpoint:
+    return
+  if not options.init_from:
+    raise types.ConfigError(
+      "expected --init-checkpoint with --init-from, whose checkpoint it names,"
+      " found it alone; add --init-from DIR"
+    )
+  _, which = _split(options)
+  if which != options.init_checkpoint:
+    raise types.ConfigError(
+      f"expected one checkpoint, found --init-checkpoint"
+      f" {options.init_checkpoint} with --init-from {options.init_from}; leave"
+      " out --init-checkpoint"
+    )
+
+
 def check_resumed(saved: run_dirs.Config, options: Config) -> None:
   """Checks that a run to resume began as the options demand.
 

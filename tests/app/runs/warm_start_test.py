@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+from unittest import mock
 
 import chex
 import jax
@@ -16,6 +17,7 @@ from seedx.acting import local_actor
 from seedx.agents import a2c, dqn, ppo, vtrace
 from seedx.app import training
 from seedx.app.runs import checkpointer, run_dirs, warm_start
+from seedx.launch import config as launch_config
 from seedx.learning import learner
 from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
 from seedx.runtime import process
@@ -305,6 +307,33 @@ def test_a_pipeline_without_begin_is_refused(tmp_path):
   made = dataclasses.replace(learned(config)[0], begin=None)
   with pytest.raises(types.ConfigError, match="has no `begin`"):
     training._begin(made, taken)
+
+
+@pytest.mark.parametrize(
+  ("source", "message"),
+  [("", "add --init-from DIR"), ("run/checkpoints/7", "leave out --init-ch")],
+)
+def test_a_choice_of_a_checkpoint_without_effect_is_refused(source, message):
+  with pytest.raises(types.ConfigError, match=message):
+    training.Config(init_from=source, init_checkpoint="best")
+  training.Config(init_from=source)
+
+
+def test_a_learner_on_a_cluster_finds_a_run_named_by_a_relative_path(
+  tmp_path, monkeypatch
+):
+  """The other machine has another working directory."""
+  monkeypatch.chdir(tmp_path)
+  there = mock.MagicMock()
+  there.return_value.status = 0
+  monkeypatch.setattr(training.elsewhere, "run", there)
+  launching = launch_config.Config(launcher="ray", learner_on_cluster=True)
+  config = dataclasses.replace(
+    config_of("impala"), address="", launching=launching
+  )
+  app.train(config, quiet=True, run_dir="new", init_from="first")
+  (work,) = there.call_args.args[0].args
+  assert work.files.init_from == str(tmp_path / "first")
 
 
 def trained(config, **options):
