@@ -14,7 +14,6 @@
 `--help` of its own.
 """
 
-import errno
 import importlib
 import sys
 
@@ -44,9 +43,7 @@ def program() -> int:
     status = main()
     sys.stdout.flush()
     return status
-  except OSError as error:
-    if error.errno != errno.ENOSPC:
-      raise
+  except output.FullError:
     output.discard()
     print(
       "error: the output could not be written: the disk is full",

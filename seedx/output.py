@@ -3,6 +3,7 @@
 Programs import this module before most others, so it imports little.
 """
 
+import errno
 import io
 import os
 import sys
@@ -29,6 +30,10 @@ def discard() -> None:
   sys.stdout = _nowhere()
 
 
+class FullError(OSError):
+  """The disk below stdout or stderr is full."""
+
+
 class _Output(io.FileIO):
   """A file that discards bytes after its reader has closed the pipe."""
 
@@ -38,6 +43,10 @@ class _Output(io.FileIO):
       return super().write(data)
     except BrokenPipeError:
       return len(data)
+    except OSError as error:
+      if error.errno == errno.ENOSPC:
+        raise FullError(error.errno, error.strerror) from None
+      raise
 
 
 def _outliving(stream: Any) -> Any:

@@ -70,6 +70,29 @@ def test_a_full_disk_below_the_output_is_one_line():
   assert ended.stderr.count("\n") == 1
 
 
+_FULL = """
+import errno, sys
+from seedx import __main__
+
+def fails():
+  raise OSError(errno.ENOSPC, "no space left", "a file")
+
+__main__.main = fails
+sys.exit(__main__.program())
+"""
+
+
+def test_another_full_disk_is_not_mistaken_for_that_below_the_output():
+  ended = subprocess.run(
+    [sys.executable, "-c", _FULL],
+    cwd=programs.ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert ended.returncode == 1
+  assert ended.stderr.endswith("no space left: 'a file'\n")
+
+
 _CLOSED = """
 import os
 from seedx import output
