@@ -83,7 +83,8 @@ def compute_on_own_threads() -> None:
   """Makes each thread compute by itself on CPU, without waking up another.
 
   The setting helps programs whose threads act, learn or serve at the same time,
-    and affects the whole process: only programs call this, not the library.
+  and affects the whole process: only programs call this, not the library, and
+  before JAX starts its devices, which read the setting.
   """
   jax.config.update("jax_cpu_enable_async_dispatch", False)
 

@@ -52,8 +52,8 @@ def play(
     types.ConfigError: this program has other options than the learner.
     wire.WireError: the learner refuses this process.
   """
-  devices.check()
   devices.compute_on_own_threads()
+  devices.check()
   allocator.keep_freed_memory()
   compiled.keep()
   options = dict(welcome.options)

@@ -303,7 +303,11 @@ def test_devices_are_checked_before_anything_is_made(tmp_path, monkeypatch):
   def missing():
     raise types.ConfigError("expected devices")
 
+  settings = []
   monkeypatch.setattr(devices, "check", missing)
+  monkeypatch.setattr(
+    devices, "compute_on_own_threads", lambda: settings.append(True)
+  )
   for use in (
     lambda: app.train(app_test.small(), run_dir=str(tmp_path / "b")),
     lambda: app.load(tmp_path / "a"),
@@ -312,6 +316,7 @@ def test_devices_are_checked_before_anything_is_made(tmp_path, monkeypatch):
     with pytest.raises(types.ConfigError, match="expected devices"):
       use()
   assert [x.name for x in tmp_path.iterdir()] == ["a"]
+  assert settings == [True]  # Devices read it when they start, so it is first.
 
 
 def test_an_accelerator_that_jax_cannot_use_is_reported(tmp_path, monkeypatch):
