@@ -81,6 +81,17 @@ class Informing(gymnasium.Env):
     return np.full((4, 6, 3), 200, np.uint8)
 
 
+class Ageing(Informing):
+  """Shows the env steps of the run after which it was made."""
+
+  def __init__(self, env_steps):
+    super().__init__([{}])
+    self._env_steps = env_steps
+
+  def render(self):
+    return np.full((4, 6, 3), self._env_steps, np.uint8)
+
+
 class Logged(gymnasium.Env):
   """Appends a line to the file `<seed>.<id>` at each reset and step.
 

@@ -1,7 +1,9 @@
 """Videos that evaluations record during training."""
 
+import dataclasses
 import io
 import threading
+import types as types_lib
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from seedx.acting import evaluator
 from seedx.agents import vtrace
 from seedx.app import training, videos
 from seedx.app.runs import evaluations
+from seedx.envs import rendering
 from seedx.pipelines import sync
 from tests import fakes, metrics_test, programs
 from tests.envs import own_envs_test
@@ -122,6 +125,20 @@ def test_an_environment_without_frames_is_refused_before_training(tmp_path):
   with pytest.raises(types.ConfigError, match="leave out --record-video"):
     of(env, tmp_path, record_video=True)
   assert of(env, tmp_path) is not None
+
+
+def test_a_video_shows_the_environment_of_the_env_steps(tmp_path, monkeypatch):
+  monkeypatch.setattr(rendering, "check_render", lambda env: None)
+  env = own_envs_test.config_of("Ageing", {"env_steps": 0})
+  agent = fakes.counting_agent()
+  agent = dataclasses.replace(agent, greedy=agent.step)
+  make = types_lib.SimpleNamespace(make=lambda spec: agent)
+  run = types_lib.SimpleNamespace(env=env, agent=make, seed=0)
+  options = evaluations.Config(evaluate_every_steps=100, record_video=True)
+  evaluation = evaluations.Periodic(run, options, tmp_path)
+  evaluation.finish(200, np.float32(0), stop=False)
+  frames, _ = shown(evaluation.videos.pop())
+  assert (frames[0] == 200).all()
 
 
 @pytest.mark.slow

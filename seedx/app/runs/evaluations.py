@@ -201,8 +201,9 @@ class Periodic:
     from seedx.app import videos  # It imports Gymnasium.
 
     started = time.monotonic()
+    env = envs.at(self._env, env_steps)
     video = videos.record_small(
-      self._env, acting, self._evaluator, seed, env_steps, self._stop
+      env, acting, self._evaluator, seed, env_steps, self._stop
     )
     if self._stop.is_set():
       return {}
