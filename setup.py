@@ -13,7 +13,6 @@ _DOCS = ["furo>=2025.7", "myst-nb>=1.3", "sphinx>=8.2"]
 
 _TEST = [
   *_NOTEBOOKS,
-  *_DOCS,
   "coverage>=7.10",
   "hypothesis",
   "imageio-ffmpeg",
@@ -27,7 +26,7 @@ _TEST = [
 ]
 _RAY = ["ray[tune]>=2.60"]
 # What the fast tests do not need, since it takes long to install.
-_CI = [*_TEST, *_RAY, "minatar"]
+_CI = [*_TEST, *_DOCS, *_RAY, "minatar"]
 
 _ROOT = pathlib.Path(__file__).parent
 _PACKAGE = (_ROOT / "seedx/__init__.py").read_text()
