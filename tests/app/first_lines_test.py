@@ -20,6 +20,7 @@ from seedx.acting import evaluator
 from seedx.agents import a2c, dqn, ppo, rainbow
 from seedx.app import described, devices, roles
 from seedx.app.cli import programs as programs_of_experiments
+from seedx.app.runs import run_dirs
 from seedx.pipelines import sync
 from tests import programs
 from tests.app import app_test
@@ -202,6 +203,7 @@ class MLflow:
     self.status[run_id] = "FINISHED"
 
 
+@pytest.mark.slow
 def test_the_sink_for_mlflow_continues_its_run_after_a_resume(
   my_sinks, tmp_path, monkeypatch
 ):
@@ -298,7 +300,9 @@ def test_devices_that_jax_does_not_find_are_one_line(
 
 
 def test_devices_are_checked_before_anything_is_made(tmp_path, monkeypatch):
-  app.train(app_test.small(), run_dir=str(tmp_path / "a"), quiet=True)
+  config = app_test.small()
+  (tmp_path / "a").mkdir()
+  run_dirs.write(tmp_path / "a", run_dirs.record(config, config, None))
 
   def missing():
     raise types.ConfigError("expected devices")
@@ -309,7 +313,7 @@ def test_devices_are_checked_before_anything_is_made(tmp_path, monkeypatch):
     devices, "compute_on_own_threads", lambda: settings.append(True)
   )
   for use in (
-    lambda: app.train(app_test.small(), run_dir=str(tmp_path / "b")),
+    lambda: app.train(config, run_dir=str(tmp_path / "b")),
     lambda: app.load(tmp_path / "a"),
     lambda: roles.play(None, None, "", "", threading.Event(), wire.LOCAL),
   ):

@@ -106,6 +106,7 @@ def test_pipelines_carry_hybrid_actions(pipeline, name, tmp_path):
   assert 0 < last["episode_return"] < Aim.time_limit
 
 
+@pytest.mark.slow
 def test_anakin_moves_the_channels_of_images_to_the_front(tmp_path):
   config = pipelines_test.config_of("anakin", "a2c", tmp_path)
   env = envs.Config(f"jax:{__name__}:Board")

@@ -438,7 +438,9 @@ def test_anakins_replay_stores_each_step_of_an_environment_once(name, tmp_path):
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-@pytest.mark.parametrize("name", ["apex_dqn", "r2d2"])
+@pytest.mark.parametrize(
+  "name", ["apex_dqn", pytest.param("r2d2", marks=pytest.mark.slow)]
+)
 def test_a_million_steps_of_atari_take_little_more_than_their_frames(
   name, cores
 ):

@@ -170,14 +170,16 @@ def test_the_replay_keeps_the_references_unrolls_and_their_priorities(name):
 def test_all_windows_of_kept_unrolls_are_sampled_equally_often(name, kind):
   length, _, window, *_ = SIZES[name]
   memory, reference = memory_of(name, kind), Reference(name)
-  add, shares = jax.jit(memory.add), shares_of(name, np.random.default_rng(1))
-  state = memory.init(share_of(name, next(shares)))
+  init, add = map(jax.jit, (memory.init, memory.add))
+  shares = shares_of(name, np.random.default_rng(1))
+  state = init(share_of(name, next(shares)))
   for origins in itertools.islice(shares, 30):
     state = add(state, share_of(name, origins))
     reference.add(origins)
   number, steps = reference.kept()
   windows = len(number) * (length - window + 1)
-  sample, _ = memory.sample(state, jax.random.key(0), 200 * windows)
+  sample = jax.jit(memory.sample, static_argnums=2)
+  sample, _ = sample(state, jax.random.key(0), 200 * windows)
   np.testing.assert_allclose(sample.importance_weight, 1.0, rtol=1e-6)
   starts = np.arange(length - window + 1)[:, None] + np.arange(window)
   expected = steps[:, :, starts].reshape(3, windows, window)

@@ -79,8 +79,8 @@ _ENTRY = re.compile(r"^\s+\*{0,2}([a-z_][\w, *.`]*): +(\S.*)$")
 _SECTIONS = re.compile(r"^\s*(Args|Attributes|Returns|Yields|Raises):\s*$")
 
 
-def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-  for node in ast.walk(tree):
+def _docstrings(nodes: list[ast.AST]) -> Iterator[ast.Constant]:
+  for node in nodes:
     if isinstance(
       node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     ):
@@ -121,14 +121,14 @@ def _is_exempt(lines: list[str], last: int) -> bool:
 
 def in_code(source: str) -> list[tuple[int, str]]:
   """Returns the findings in a Python file: line numbers and phrases."""
-  tree, lines = ast.parse(source), source.splitlines()
+  nodes, lines = list(ast.walk(ast.parse(source))), source.splitlines()
   findings, texts = [], set()
-  for text in _docstrings(tree):
+  for text in _docstrings(nodes):
     texts.add(id(text))
     if not _is_exempt(lines, text.end_lineno):
       findings += [(text.lineno, x) for x in _beginnings(text.value)]
       findings += [(text.lineno, x) for x in _phrases(text.value)]
-  for node in ast.walk(tree):
+  for node in nodes:
     match node:
       case ast.Constant(value=str() as text) if id(node) not in texts:
         if text.count(" ") >= 2 and not _is_exempt(lines, node.end_lineno):

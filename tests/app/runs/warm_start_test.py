@@ -31,6 +31,8 @@ SMALL = {"hidden_sizes": (8,)}
 WORKERS = local_actor.WorkersConfig(
   num_workers=1, envs_per_worker=2, unroll_length=4
 )
+# Pipelines whose parameters other pipelines take.
+SOURCES = [("sync",), ("seed",), ("impala",), ("a3c",), ("anakin",)]
 # Pipelines whose agents have target parameters.
 TARGETS = [("apex",), ("anakin",)]
 REPLAY = replay_lib.Config(replay_capacity=64, replay_min_steps=8)
@@ -113,7 +115,7 @@ def assert_begins(config, path, expected):
 
 
 @pytest.mark.parametrize(
-  "pipeline", ["sync", "seed", "impala", "a3c", "anakin"]
+  "pipeline", conftest.slow_but([("sync",), ("anakin",)], SOURCES)
 )
 def test_parameters_pass_from_a_pipeline_to_each_other(pipeline, tmp_path):
   source = config_of(pipeline, seed=9)
@@ -165,6 +167,7 @@ def test_gorila_takes_and_gives_parameters(tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_all_seeds_begin_with_the_parameters_of_the_first(tmp_path):
   made, state = learned(config_of("sync", seed=9))
   # Such a run's state has an axis of seeds, and its acting parameters do not.
@@ -347,6 +350,7 @@ def final(run_dir):
   return steps, checkpoints.restore(steps, checkpointer.ACTING)
 
 
+@pytest.mark.slow
 def test_a_run_begins_once_and_records_its_origin(tmp_path):
   """The learning rate is 0, so all runs keep the parameters of the first."""
   still = a2c.Config(**SMALL, learning_rate=0.0)
