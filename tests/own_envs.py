@@ -231,6 +231,24 @@ class Masked(gymnasium.Env):
     return {"legal": legal, "age": self._t, "words": "none"}
 
 
+class InfoMasked(gymnasium.Env):
+  """Has an `action_mask` of a size in `info`, as Gymnasium's Taxi does."""
+
+  observation_space = spaces.Discrete(4)
+  action_space = spaces.Discrete(3)
+
+  def __init__(self, size=3, at_each_step=True):
+    self._mask = np.arange(size) == 1
+    self._at_each_step = at_each_step
+
+  def reset(self, *, seed=None, options=None):
+    return 0, {"action_mask": self._mask}
+
+  def step(self, action):
+    info = {"action_mask": self._mask} if self._at_each_step else {"prob": 1.0}
+    return 0, 0.0, False, False, info
+
+
 class Continuous(gymnasium.Env):
   """Observes the last action."""
 

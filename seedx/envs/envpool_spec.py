@@ -103,11 +103,13 @@ def environment_spec(
     types.ConfigError: the environment is not supported, or lacks an entry that
       the config names.
   """
-  observation, info_keys = _observation_spec(config, pool_spec)
+  action, native = action_specs(config.env, pool_spec)
+  observation, info_keys = _observation_spec(config, action, pool_spec)
   spec = observations.environment_spec(
     config,
     observation,
-    *action_specs(config.env, pool_spec),
+    action,
+    native,
     pool_spec.config.frame_skip if is_atari(pool_spec) else 1,
   )
   return spec, info_keys
@@ -242,7 +244,9 @@ def _check_options(env_id: str, options: Mapping[str, Any]) -> None:
 
 
 def _observation_spec(
-  config: env_config.Config, pool_spec: Any
+  config: env_config.Config,
+  action: dm_env.specs.BoundedArray,
+  pool_spec: Any,
 ) -> tuple[types.Tree, tuple[str, ...]]:
   leaves = observation_array_specs(pool_spec)
   observation: types.Tree = {}
@@ -262,7 +266,7 @@ def _observation_spec(
     if key.startswith("info:") and "players." not in key
   }
   _check_log_info(config, info)
-  return observations.joined_spec(config, observation, info, _leaf_spec)
+  return observations.joined_spec(config, observation, action, info, _leaf_spec)
 
 
 def _check_log_info(config: env_config.Config, info: Mapping[str, Any]) -> None:

@@ -162,10 +162,10 @@ def _spec(
 ) -> types.EnvironmentSpec:
   if config.log_info:
     _check_log_info(config, environment)
-  observation, _ = observations.joined_spec(
-    config, environment.observation, {}, lambda name, leaf: leaf
-  )
   native = actions.Actions(config.env, environment.action)
+  observation, _ = observations.joined_spec(
+    config, environment.observation, native.spec, {}, lambda name, leaf: leaf
+  )
   return observations.environment_spec(
     config, observation, native.spec, native.native
   )

@@ -148,15 +148,17 @@ def leaf_spec(
 def joined_spec(
   config: env_config.Config,
   observation: types.Tree,
+  action: dm_env.specs.BoundedArray,
   info: Mapping[str, Any],
   leaf: Callable[[str, Any], Any],
 ) -> tuple[types.Tree, tuple[str, ...]]:
   """Adds the specs of entries of `info` to the spec of an observation.
 
   Args:
-    config: config whose `info_keys` are added, and its `action_mask` if that is
-      not the default and only `info` has it.
+    config: config whose `info_keys` are added, and its `action_mask` if only
+      `info` has it. The default mask must fit the actions to be added.
     observation: a nest of specs.
+    action: spec of the agent's actions.
     info: all entries of `info`, or their descriptions.
     leaf: function that makes a spec from a key and its value in `info`.
 
@@ -170,8 +172,10 @@ def joined_spec(
   taken = list(
     observation if isinstance(observation, dict) else ["observation"]
   )
-  if mask != env_config.DEFAULT_ACTION_MASK and mask in info:
-    keys += () if mask in (*keys, *taken) else (mask,)
+  if mask in info and mask not in (*keys, *taken):
+    is_default = mask == env_config.DEFAULT_ACTION_MASK
+    if not is_default or _is_mask(leaf, mask, info[mask], action):
+      keys += (mask,)
   for key in keys:
     if key not in info:
       raise types.ConfigError(
@@ -197,6 +201,21 @@ def joined(
   if not isinstance(observation, dict):
     observation = {"observation": observation}
   return observation | {key: info[key] for key in keys}
+
+
+def _is_mask(
+  leaf: Callable[[str, Any], Any],
+  key: str,
+  value: Any,
+  action: dm_env.specs.BoundedArray,
+) -> bool:
+  """Returns whether an entry of `info` has the shape of a mask."""
+  try:
+    made = leaf(key, value)
+  except types.ConfigError:  # It may be anything.
+    return False
+  # A `single.Leaf` has a spec, and other leaves are specs.
+  return any(_mask_kinds(action, getattr(made, "spec", made).shape))
 
 
 def failure(name: str, k: int, seed: int, reason: str) -> str:
@@ -534,6 +553,29 @@ def _transformed_spec(
   return tree.map_structure(spec, results)
 
 
+def _mask_kinds(
+  action: dm_env.specs.BoundedArray, shape: tuple[int, ...] | None
+) -> tuple[bool, bool]:
+  """Returns whether a mask of this shape may be separate, and joint.
+
+  A separate mask has a row for each choice, a joint one a number for each
+  combination of several choices.
+  """
+  is_hybrid = isinstance(action, types.HybridArray)
+  choices = action.choices if is_hybrid else action
+  if shape is None or not np.issubdtype(choices.dtype, np.integer):
+    return False, False
+  sizes = num_values(choices)
+  size, count = max(sizes), math.prod(sizes)
+  is_joint = (
+    len(sizes) > 1
+    and count < MAX_DISCRETE_VALUES
+    and not is_hybrid
+    and shape in (sizes, (count,))
+  )
+  return shape == ((len(sizes), size) if choices.shape else (size,)), is_joint
+
+
 def _action_mask(
   config: env_config.Config,
   observation: types.Tree,
@@ -544,25 +586,16 @@ def _action_mask(
   mask = observation.get(key) if isinstance(observation, dict) else None
   # A nested dict has no shape.
   shape = getattr(mask, "shape", None)
-  is_hybrid = isinstance(action, types.HybridArray)
-  choices = action.choices if is_hybrid else action
-  if np.issubdtype(choices.dtype, np.integer) and shape is not None:
-    sizes = num_values(choices)
-    size = max(sizes)
-    separate_shape = (len(sizes), size) if choices.shape else (size,)
-    count = math.prod(sizes)
-    # A joint mask has a number for each combination of several choices.
-    may_be_joint = len(sizes) > 1 and count < MAX_DISCRETE_VALUES
-    may_be_joint = may_be_joint and not is_hybrid
-    is_joint = may_be_joint and shape in (sizes, (count,))
-    if is_joint and shape == separate_shape:
-      raise types.ConfigError(
-        f"{config.env}: expected an action mask for each choice or for both"
-        f" together, found shape {shape}, which may be either: let an"
-        f" observation_transform make it flat, [{count}], if it is for both"
-      )
-    if is_joint or shape == separate_shape:
-      return key, is_joint
+  is_separate, is_joint = _mask_kinds(action, shape)
+  if is_separate and is_joint:
+    count = math.prod(num_values(action))
+    raise types.ConfigError(
+      f"{config.env}: expected an action mask for each choice or for both"
+      f" together, found shape {shape}, which may be either: let an"
+      f" observation_transform make it flat, [{count}], if it is for both"
+    )
+  if is_separate or is_joint:
+    return key, is_joint
   is_nest = isinstance(mask, dict | tuple)
   if key == env_config.DEFAULT_ACTION_MASK and not is_nest:
     return None, False

@@ -344,6 +344,21 @@ def test_masks_and_other_info_entries_join_nested_observations(
   )
 
 
+def test_the_default_mask_may_be_in_info(start):
+  environment = start("InfoMasked", 1)
+  assert environment.spec.action_mask == "action_mask"
+  rows = run(environment, np.ones((2, 1), int))
+  mask = rows.timestep.observation["action_mask"]
+  assert mask[:, 0].tolist() == [[0, 1, 0]] * 3
+  # An entry of that name that does not fit the actions is no mask.
+  assert start("InfoMasked", 1, {"size": 4}).spec.action_mask is None
+  environment = start("InfoMasked", 1, {"at_each_step": False})
+  environment.recv()
+  environment.send(np.array([0]), np.array([1]))
+  with pytest.raises(RuntimeError, match=r"have .action_mask. at each.*prob"):
+    environment.recv()
+
+
 def test_a_mask_of_two_choices_is_separate_or_joint(start):
   environment = start("masked_choices", 1, {"values": [3, 4], "shape": [2, 4]})
   assert environment.spec.action.shape == (2,)

@@ -49,6 +49,7 @@ class Single:
     self.observation, self._info_keys = observations.joined_spec(
       config,
       leaves,
+      self.action.spec,
       info,
       lambda key, x: single.observation_leaf(name, (key,), np.asarray(x)),
     )
@@ -61,7 +62,7 @@ class Single:
 
   def reset(self) -> types.Tree:
     """See `single.Single`."""
-    return observations.joined(*self._env.reset(), self._info_keys)
+    return self._joined(*self._env.reset())
 
   def step(self, action: Any) -> single.Step:
     """See `single.Single`."""
@@ -69,7 +70,7 @@ class Single:
     if not isinstance(returned, tuple | list) or len(returned) != 5:
       _refuse(returned)
     observation, reward, terminated, truncated, info = returned
-    observation = observations.joined(observation, info, self._info_keys)
+    observation = self._joined(observation, info)
     reward = single.number("reward", reward)
     terminated = single.flag("terminated", terminated)
     truncated = single.flag("truncated", truncated)
@@ -78,6 +79,15 @@ class Single:
     if terminated:
       return observation, reward, 0.0, True
     return observation, reward, 1.0, truncated
+
+  def _joined(self, observation: Any, info: Any) -> Any:
+    try:
+      return observations.joined(observation, info, self._info_keys)
+    except KeyError as error:
+      raise single.WrongStepError(
+        f"expected info to have {error} at each step, as at the first reset,"
+        f" found {', '.join(map(str, info)) or 'nothing'}"
+      ) from None
 
   def render(self) -> Any:
     """See `single.Single`."""
