@@ -405,7 +405,7 @@ def checked_action(
 
   Args:
     spec: spec of the agent's actions.
-    separate: that spec before a mask joined choices, see `environment_spec`.
+    separate: spec before a mask joined the choices, see `environment_spec`.
     index: `[B]` indices of the environments.
     action: `[B, *action_shape]`.
 
