@@ -393,9 +393,7 @@ def _lead(
     try:
       if not files.quiet:
         _introduce(record.name, config.env.env, work.presets, run_dir)
-        _introduce_network(config)
-        if taken is not None:
-          print(taken.words, file=sys.stderr, flush=True)
+        _introduce_network(config, taken)
       evaluation = evaluations.of(config, files, run_dir)
       trainer = config.learn(context)
       if trainer.replay is not None and context.hosts.count > 1:
@@ -504,10 +502,13 @@ def _introduce(
       print(unused, file=sys.stderr, flush=True)
 
 
-def _introduce_network(config: process.Config) -> None:
-  """Prints a line about the network, and those about unclear images."""
+def _introduce_network(
+  config: process.Config, taken: warm_start.Taken | None
+) -> None:
+  """Prints lines about unclear images, the network, and its parameters."""
   lines = described.pictures(config.agent, config.env)
   lines.append(described.network(config.agent, config.env))
+  lines += [] if taken is None else [taken.words]
   with contextlib.suppress(OSError):  # stderr may be on a full disk.
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 

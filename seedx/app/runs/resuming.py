@@ -3,6 +3,7 @@
 A scheduler that starts a job again repeats its command.
 """
 
+import contextlib
 import os
 import sys
 
@@ -44,12 +45,13 @@ def forget_unsaved(run_dir: str | os.PathLike[str], name: str | None) -> None:
     saved = run_dirs.config(run_dir)
     run_dirs.check_experiment(saved, name, os.fspath(run_dir))
     remove_files(run_dir)
-    print(
-      f"the run in {os.fspath(run_dir)} ended without a checkpoint; it begins"
-      " again",
-      file=sys.stderr,
-      flush=True,
-    )
+    with contextlib.suppress(OSError):  # stderr may be on a full disk.
+      print(
+        f"the run in {os.fspath(run_dir)} ended without a checkpoint; it begins"
+        " again",
+        file=sys.stderr,
+        flush=True,
+      )
 
 
 def remove_files(run_dir: str | os.PathLike[str]) -> None:

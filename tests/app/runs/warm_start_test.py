@@ -1,6 +1,7 @@
 """Runs that begin with the parameters of another run."""
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from seedx import app, checkpoint, envs, types
+from seedx import app, checkpoint, envs, files, types
 from seedx import replay as replay_lib
 from seedx.acting import local_actor
 from seedx.agents import a2c, dqn, ppo, vtrace
@@ -337,6 +338,20 @@ def test_a_learner_on_a_cluster_finds_a_run_named_by_a_relative_path(
   app.train(config, quiet=True, run_dir="new", init_from="first")
   (work,) = there.call_args.args[0].args
   assert work.files.init_from == str(tmp_path / "first")
+
+
+def test_lines_that_cannot_be_printed_do_not_end_a_run(tmp_path, monkeypatch):
+  """A full disk below stderr; the second run begins as a killed one does."""
+  config = config_of("sync", total_steps=40)
+  first = write(tmp_path / "first", config)
+  second = {"run_dir": str(tmp_path / "second"), "init_from": first}
+  full = mock.MagicMock()
+  full.write.side_effect = OSError(errno.ENOSPC, "no space left")
+  monkeypatch.setattr("sys.stderr", full)
+  for _ in range(2):
+    run = app.train(config, resume="auto", **second)
+    assert run.metrics["env_steps"] >= 40
+    files.Folder(run.run_dir).remove_folder(checkpointer.DIRECTORY)
 
 
 def trained(config, **options):
