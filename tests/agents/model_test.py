@@ -39,7 +39,8 @@ def inputs_of(spec, seed):
 def test_a_model_sees_only_the_keys_of_its_spec():
   visible = SPEC.without("state")
   q_model = model.Model.make(visible, CONFIG, networks.QHead(4))
-  variables = q_model.init(jax.random.key(0))
+  variables = jax.jit(q_model.init)(jax.random.key(0))
+  unroll, moments_of = jax.jit(q_model.unroll), jax.jit(q_model.moments)
   inputs, other = inputs_of(SPEC, 0), inputs_of(SPEC, 1)
   hidden = inputs.timestep.observation | {
     "state": other.timestep.observation["state"]
@@ -50,13 +51,11 @@ def test_a_model_sees_only_the_keys_of_its_spec():
     timestep=inputs.timestep._replace(observation=visible_only)
   )
   outputs = [
-    q_model.unroll(variables, x, q_model.initial_core_state(ROWS[1]))
+    unroll(variables, x, q_model.initial_core_state(ROWS[1]))
     for x in (inputs, other, visible_only)
   ]
   statistics = variables.statistics
-  moments = [
-    q_model.moments(statistics, x, None) for x in (inputs, visible_only)
-  ]
+  moments = [moments_of(statistics, x, None) for x in (inputs, visible_only)]
   for actual, expected in (
     (outputs[:2], outputs[2]),
     (moments[:1], moments[1]),

@@ -10,6 +10,7 @@ from tests.losses import cases, streams
 from tests.losses.streams import FIRST, LAST, MID
 
 GAMMA = 0.9
+from_same_step, gae = jax.jit(losses.from_same_step), jax.jit(losses.gae)
 # Episodes end by truncation, termination after one step, truncation after one
 # step, and termination.
 EVENTS = [
@@ -63,7 +64,7 @@ def same_step(stream, final_values):
     else v
     for k, v in stream.items()
   }
-  made = jax.jit(losses.from_same_step)(
+  made = from_same_step(
     stream["reward"][after],
     terminated,
     ended & ~terminated,
@@ -93,7 +94,7 @@ def test_td_errors_of_same_step_resets_equal_those_of_whole_episodes(double):
   kept, arguments = same_step(stream, best)
   case, setting = cases.CASES["q_learning"], {"n": 2, "double": double}
   weight = {"importance_weight": np.float32(1)}
-  actual = case(arguments | weight, **setting)
+  actual = jax.jit(lambda x: case(x, **setting))(arguments | weight)
   expected = case.reference(stream | weight, stream | weight, **setting)
   chex.assert_trees_all_close(
     actual, jax.tree.map(lambda x: x[kept], expected), rtol=1e-4, atol=1e-4
@@ -101,23 +102,22 @@ def test_td_errors_of_same_step_resets_equal_those_of_whole_episodes(double):
 
 
 def test_the_returns_of_one_step_episodes_are_worked_by_hand():
-  stream = losses.from_same_step(
+  stream = from_same_step(
     np.float32([1, 2, 3]),
     np.array([True, False, False]),
     np.array([False, True, False]),
     np.float32([9, 10, 9]),
     gamma=0.5,
   )
-  returns = losses.lambda_returns(np.float32([7, 7, 7, 4]), *stream)
+  values = np.float32([7, 7, 7, 4])
+  returns = jax.jit(losses.lambda_returns)(values, *stream)
   # A termination, a truncation, and a step that bootstraps at the end.
   assert returns.tolist() == [1, 2 + 0.5 * 10, 3 + 0.5 * 4]
 
 
 def test_an_episode_that_terminates_and_is_truncated_does_not_bootstrap():
   one = np.array([True])
-  stream = losses.from_same_step(
-    np.float32([1]), one, one, np.float32([8]), gamma=0.5
-  )
+  stream = from_same_step(np.float32([1]), one, one, np.float32([8]), gamma=0.5)
   assert stream.reward.tolist() == [0, 1] and stream.discount[1] == 0
 
 
@@ -158,10 +158,8 @@ def test_next_step_resets_are_the_last_and_first_steps_of_a_stream(ended):
   assert made.step_type.tolist() == [LAST if ended else MID, *kinds]
   np.testing.assert_allclose(made.discount, stream["discount"][start:])
   values = stream["values"][start:]
-  expected = losses.gae(
-    values, *(stream[name][start:] for name in cases.STREAM)
-  )
-  np.testing.assert_allclose(losses.gae(values, *made), expected, rtol=1e-5)
+  expected = gae(values, *(stream[name][start:] for name in cases.STREAM))
+  np.testing.assert_allclose(gae(values, *made), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,13 @@ def check(unroll, steps):
   np.testing.assert_array_equal(unroll.action, number + 10_000 * provisional)
 
 
-unrolls = jax.jit(lambda state: state.ring.unrolls)
+@jax.jit
+def compiled_unrolls(state):
+  return state.ring.unrolls
+
+
+def unrolls(state):
+  return jax.device_get(compiled_unrolls(state))
 
 
 @pytest.mark.parametrize(
