@@ -1,5 +1,7 @@
 """Models: the parts of an observation that they see, and actions for heads."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -95,13 +97,12 @@ def test_an_action_reaches_the_head(towers):
   critic = model.Model.make(
     spec, model.Config(hidden_sizes=(8,)), Critics(), towers
   )
-  variables = critic.init(jax.random.key(0), with_action=True)
+  init = jax.jit(functools.partial(critic.init, with_action=True))
+  variables, unroll = init(jax.random.key(0)), jax.jit(critic.unroll)
   inputs = inputs_of(spec, 0)
   action = np.random.default_rng(0).normal(size=(*ROWS, 2)).astype(np.float32)
   values = [
-    critic.unroll(
-      variables, inputs, critic.initial_core_state(3), action=x
-    ).head
+    unroll(variables, inputs, critic.initial_core_state(3), action=x).head
     for x in (action, np.zeros_like(action))
   ]
   assert values[0].shape == (towers, *ROWS)

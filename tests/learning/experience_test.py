@@ -487,8 +487,8 @@ class Overlapping:
       origin = np.stack([env, np.full_like(env, number)], axis=1)
       share = types.Share(unroll, priorities, origin)
       for batch in self.source([jax.device_put(share, jax.devices()[0])]):
-        part = batch.parts[0]
-        batches.append(jax.tree.map(np.asarray, part))
+        part = jax.tree.map(np.asarray, batch.parts[0])
+        batches.append(part)
         new = part.unroll.version[0] + 1.0 + part.unroll.action[0] % 5
         self.source.learned(batch.windows, [new])
     return batches
