@@ -48,7 +48,7 @@ def policy_of(kind="vector"):
     "q_values": (dqn.Config(hidden_sizes=(8,)), VECTOR),
   }[kind]
   agent = config.make(spec)
-  state = agent.init(jax.random.key(1))
+  state = jax.jit(agent.init)(jax.random.key(1))
   # With large parameters, the policy's memory changes its actions.
   params = jax.tree.map(lambda x: 8.0 * x, state.params)
   acting = agent.acting(dataclasses.replace(state, params=params))

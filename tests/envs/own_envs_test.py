@@ -1193,7 +1193,6 @@ def test_a_second_spec_starts_no_process(workers, monkeypatch):
   assert len(started) == 2
 
 
-@pytest.mark.slow
 def test_a_worker_survives_signals_that_arrive_while_it_starts(
   interpreters, monkeypatch
 ):
