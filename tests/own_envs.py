@@ -231,6 +231,10 @@ class Masked(gymnasium.Env):
     return {"legal": legal, "age": self._t, "words": "none"}
 
 
+def vector():
+  return gymnasium.make_vec("CartPole-v1", num_envs=2)
+
+
 class InfoMasked(gymnasium.Env):
   """Has an `action_mask` of a size in `info`, as Gymnasium's Taxi does."""
 

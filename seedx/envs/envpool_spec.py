@@ -213,7 +213,10 @@ def _unknown_env_message(env_id: str) -> str:
     if matches
     else "envpool.list_all_envs() lists all."
   )
-  return f"EnvPool has no environment {env_id!r}. {advice}"
+  return (
+    f"EnvPool has no environment {env_id!r}. {advice} Gymnasium's are"
+    f" gymnasium:make with the option id={env_id}, yours MODULE:FACTORY"
+  )
 
 
 def _check_options(env_id: str, options: Mapping[str, Any]) -> None:

@@ -100,7 +100,7 @@ def test_an_observation_may_be_a_nest_and_an_action_a_vector():
   np.testing.assert_array_equal(again, action)
   # dm_control's observations are ordered dictionaries.
   ordered = collections.OrderedDict(observation)
-  again, _ = policy_of("nest").predict(ordered)
+  again, _ = policy_of("nest").predict(ordered | {"mission": "a text"})
   np.testing.assert_array_equal(again, action)
 
 

@@ -148,11 +148,18 @@ def test_transforms_and_errors_work_as_in_other_environments():
     (USERS_ENV, {"wrong": True}, "object without observation"),
     (USERS_ENV, {"size": 1}, "unexpected keyword"),
     ("jax:nowhere:counting", {}, "jax:"),
+    # Another library's name.
+    ("MyEnv-v0", {}, "gymnasium:make with the option id=MyEnv-v0"),
   ],
 )
 def test_wrong_configs_are_refused(env, options, message):
   with pytest.raises(types.ConfigError, match=message):
     envs.spec(envs.Config(env, options))
+
+
+def test_a_factory_without_the_prefix_has_no_jax_functions():
+  with pytest.raises(types.ConfigError, match="another pipeline, or jax:a:b"):
+    functional.make(envs.Config("a:b"))
 
 
 class Counting(functional.Episodic):

@@ -229,7 +229,10 @@ def _read_words(
     items = tuple(_read(item or setting.kind, word, name) for word in own_words)
     values[setting.name] = items if item else items[0]
   if words:
-    raise _UsageError(f"unrecognized arguments: {' '.join(words)}")
+    raise _UsageError(
+      f"unrecognized arguments: {' '.join(words)} (a list has commas, as in"
+      " 64,64; a switch has no value, but a form --no-...)"
+    )
   return values
 
 

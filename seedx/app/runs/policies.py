@@ -333,9 +333,9 @@ def _rows(
 
 
 def _plain(nest: types.Tree) -> types.Tree:
-  """Replaces the mappings of a nest by dictionaries, as specs have them."""
+  """Replaces mappings by dictionaries without texts, as specs have them."""
   if isinstance(nest, Mapping):
-    return {key: _plain(value) for key, value in nest.items()}
+    return {k: _plain(x) for k, x in nest.items() if not isinstance(x, str)}
   return nest
 
 

@@ -227,7 +227,7 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
     _check_single(path)
     raise types.ConfigError(
       f"expected the directory of a run, found no config.json in"
-      f" {str(path)!r}; an experiment prints its directory in its last line"
+      f" {str(path)!r}; an experiment prints its directory at its end"
     ) from error
   except (OSError, ValueError, RecursionError) as error:
     raise types.ConfigError(
@@ -396,7 +396,8 @@ def check_resumed(saved: Config, asked: object, run_dir: str) -> None:
     allowed = [command_line.flag(k) for k, x in recorded.items() if x.resumed]
     raise types.ConfigError(
       "expected --resume with the options that the run began with, found"
-      f" another {', '.join(changed)}; only {', '.join(allowed)} may change"
+      f" another {', '.join(changed)}; only {', '.join(allowed)} may change;"
+      " --init-from begins a new run with the parameters of another"
     )
   if run_dir:
     raise types.ConfigError(

@@ -65,6 +65,12 @@ def make(config: env_config.Config) -> Environment:
   prefix = env_config.SEEDX_PREFIX
   name = config.env.removeprefix(prefix)
   if name not in ENVIRONMENTS or not config.env.startswith(prefix):
+    if ":" in config.env and not config.env.startswith(prefix):
+      raise types.ConfigError(
+        "expected an environment of JAX functions, since anakin steps it on the"
+        f" devices, found {config.env}; choose another pipeline, or"
+        f" jax:{config.env} if the factory returns JAX functions"
+      )
     names = [f"{prefix}{name}" for name in ENVIRONMENTS]
     raise types.ConfigError(
       f"seedx has no environment {config.env!r} of JAX functions."

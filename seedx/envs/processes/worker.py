@@ -264,6 +264,11 @@ def _make(config: env_config.Config, seed: int, render: bool) -> single.Single:
 
     return single_gymnasium.Single(config, env, seed)
   kind = type(env)
+  if gymnasium is not None and isinstance(env, gymnasium.vector.VectorEnv):
+    raise types.ConfigError(
+      f"{name}: expected the factory to return one environment, found a vector"
+      " of environments; --num-envs or --envs-per-actor sets their number"
+    )
   raise types.ConfigError(
     f"{name}: expected the factory to return a gymnasium.Env or a"
     f" dm_env.Environment, found {kind.__module__}.{kind.__qualname__}; derive"
