@@ -12,6 +12,7 @@ _NOTEBOOKS = ["ipykernel", "jupytext", "nbclient", "nbformat"]
 _DOCS = ["furo>=2025.7", "myst-nb>=1.3", "sphinx>=8.2"]
 
 _TEST = [
+  *_DOCS,
   *_NOTEBOOKS,
   "coverage>=7.10",
   "hypothesis",
@@ -26,7 +27,7 @@ _TEST = [
 ]
 _RAY = ["ray[tune]>=2.60"]
 # What the fast tests do not need, since it takes long to install.
-_CI = [*_TEST, *_DOCS, *_RAY, "minatar"]
+_CI = [*_TEST, *_RAY, "minatar"]
 
 _ROOT = pathlib.Path(__file__).parent
 _PACKAGE = (_ROOT / "seedx/__init__.py").read_text()

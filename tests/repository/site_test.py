@@ -12,11 +12,9 @@ import urllib.parse
 
 import pytest
 
+from docs import build, docstrings
 from seedx import losses
 from tests import programs
-
-pytest.importorskip("sphinx")
-from docs import build, docstrings
 
 pytestmark = pytest.mark.slow
 
