@@ -12,7 +12,7 @@ import gymnasium
 import jax
 
 import seedx
-from seedx import checkpoint, join, output, types
+from seedx import checkpoint, envs, join, output, types
 from seedx.app import compiled, devices, roles, training
 from seedx.app.cli import command_line, configs, experiments
 from seedx.app.cli import presets as presets_lib
@@ -270,7 +270,7 @@ def _result(asked: Asked, run: training.Run) -> list[str]:
   last: Mapping[str, Any] = run.metrics
   if run.restarts:
     lines.append(f"processes that died and were restarted: {run.restarts}")
-  lines.append(_verdict(asked.run.env.env, last))
+  lines.append(_verdict(asked.run.env, last))
   if run.host:
     return [*lines, "host 0 has the run's directory"]
   if run.status:
@@ -354,7 +354,7 @@ def _check_address(config: Any, role: str) -> None:
       raise types.ConfigError(f"expected {flag} with --role {role}, found none")
 
 
-def _verdict(env_id: str, last: Mapping[str, Any]) -> str:
+def _verdict(env: envs.Config, last: Mapping[str, Any]) -> str:
   """Formats the mean return, and whether it solves the environment."""
   mean = last["episode_return"]
   if mean is None and last["episodes"]:
@@ -367,14 +367,15 @@ def _verdict(env_id: str, last: Mapping[str, Any]) -> str:
   latest = min(100, last["episodes"])
   over = f"the last {latest} episodes" if latest > 1 else "the first episode"
   reached = (
-    f"{env_id}: mean return of {over} {mean:.1f} after"
+    f"{env.env}: mean return of {over} {mean:.1f} after"
     f" {last['env_steps']:,} env steps"
     f" ({last['env_steps'] / max(last['wall_seconds'], 1e-9):,.0f} a second)"
     f" in {last['wall_seconds']:.0f} s, of which JAX compiled for"
     f" {last['compile_seconds']:.0f} s"
   )
-  spec = gymnasium.registry.get(env_id)
-  if spec is None or spec.reward_threshold is None:
+  spec = gymnasium.registry.get(env.env)
+  # Options, such as another limit of steps, change what can be reached.
+  if spec is None or spec.reward_threshold is None or env.env_options:
     return reached
   threshold = spec.reward_threshold
   word = "solved" if mean >= threshold else "not solved"

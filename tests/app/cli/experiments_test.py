@@ -233,3 +233,20 @@ def test_each_role_of_gorila_can_be_a_separate_command(tmp_path):
   text = (tmp_path / "run" / "metrics.jsonl").read_text()
   last = json.loads(text.splitlines()[-1])
   assert last["env_steps"] >= 400 and last["learner_steps"] >= 2
+
+
+@pytest.mark.parametrize(
+  ("options", "judged"), [({}, True), ({"max_episode_steps": 200}, False)]
+)
+def test_a_threshold_is_that_of_the_environment_without_options(
+  options, judged
+):
+  last = {
+    "episode_return": 200.0,
+    "episodes": 100,
+    "env_steps": 20_000,
+    "wall_seconds": 9.0,
+    "compile_seconds": 4.0,
+  }
+  env = envs.Config("CartPole-v1", options)
+  assert ("not solved" in programs_lib._verdict(env, last)) == judged
