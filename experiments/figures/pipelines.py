@@ -69,7 +69,7 @@ class Figure:
 
   Attributes:
     source: year and paper.
-    about: description for readers who do not see the figure.
+    about: the figure in words, read aloud by screen readers.
     parts: SVG elements, from back to front.
   """
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from seedx import checkpoint, files, signals, types
-from seedx.app.runs import checkpointer, resuming, run_dirs
+from seedx import files, signals, types
+from seedx.app.runs import resuming, run_dirs
 from seedx.launch import config as launch_config
 from seedx.launch import ray_cluster
 
@@ -69,7 +69,7 @@ def _run_there(
   _wait_until_left(run_dir, stop)
   folder = files.Folder(run_dir)
   if folder.has(run_dirs.CONFIG) and not resumes:
-    saved = checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
+    saved = resuming.saved(run_dir)
     if not saved:  # The run begins again.
       resuming.remove_files(run_dir)
     since = f"checkpoint {max(saved)}" if saved else "the beginning"

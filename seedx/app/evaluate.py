@@ -73,24 +73,17 @@ def _evaluate(options: Options) -> int:
   policy = policies.load(
     options.run_dir, options.checkpoint, trust=options.trust
   )
-  world, suffix = policy.env.env, ""
-  if options.env or options.env_options:
-    policy = policy.on(_other(policy.env, options))
-    world = _in_words(policy.env)
-    suffix = "-" + re.sub(r"[^\w.=,+-]+", "_", world, flags=re.ASCII)[:100]
-  if options.log_info:
-    env = dataclasses.replace(policy.env, log_info=options.log_info)
-    envs.spec(env)  # Refuses an unknown entry.
-    policy = dataclasses.replace(policy, env=env)
+  is_other = bool(options.env or options.env_options)
+  if is_other or options.log_info:
+    policy = policy.on(_other(policy.env, options))  # Refuses unknown entries.
+  world = _in_words(policy.env) if is_other else policy.env.env
   if options.video:
     videos.check(options.video, policy.env)
   playing_options = {
     x.name: getattr(options, x.name) for x in dataclasses.fields(playing.Config)
   }
   config = evaluator.Config(policy.env, options.episodes, **playing_options)
-  # Training rarely evaluates 2^18 episodes, so it has not used these seeds.
-  number = 2**18 + options.seed * options.episodes
-  seed = seeds_lib.evaluation_seed(policy.seed, number)
+  seed = _seed(policy.seed, options)
   player = evaluator.Evaluator(policy.agent, config)
   if options.video:
     frames = videos.record(
@@ -117,7 +110,7 @@ def _evaluate(options: Options) -> int:
   )
   if played.cut:
     print(f"{played.cut} episodes were cut at --max-episode-steps", flush=True)
-  name = f"evaluation-{policy.env_steps}{suffix}.json"
+  name = _file_name(policy.env_steps, world if is_other else "")
   path = policy.directory / name
   try:
     policy.directory.write(name, json.dumps(result, indent=2) + "\n")
@@ -132,6 +125,18 @@ def _evaluate(options: Options) -> int:
   return 0
 
 
+def _seed(of_run: int, options: Options) -> int:
+  # Training rarely evaluates 2^18 episodes, so it has not used these seeds.
+  number = 2**18 + options.seed * options.episodes
+  return seeds_lib.evaluation_seed(of_run, number)
+
+
+def _file_name(env_steps: int, world: str) -> str:
+  """Returns the name of the statistics' file, with another world's name."""
+  words = re.sub(r"[^\w.=,+-]+", "_", world, flags=re.ASCII)[:100]
+  return f"evaluation-{env_steps}{'-' * bool(words)}{words}.json"
+
+
 def _other(env: envs.Config, options: Options) -> envs.Config:
   """Returns the environment of the options, for a run on `env`."""
   kept = {} if options.env and options.env != env.env else env.env_options
@@ -139,6 +144,7 @@ def _other(env: envs.Config, options: Options) -> envs.Config:
     env,
     env=options.env or env.env,
     env_options={**kept, **options.env_options},
+    log_info=options.log_info or env.log_info,
   )
 
 

@@ -395,10 +395,7 @@ def _lead(
         _introduce(record.name, config.env.env, work.presets, run_dir)
         _introduce_network(config, taken)
       evaluation = evaluations.of(config, files, run_dir)
-      trainer = config.learn(context)
-      if trainer.replay is not None and context.hosts.count > 1:
-        trainer = dataclasses.replace(trainer, replay=None)
-        print(_NO_REPLAYS, file=sys.stderr)
+      trainer = _trainer(config, context)
       if trainer.server is not None:
         _roles(config, record, nodes, trainer.addresses).bind(trainer.server)
       saver = checkpointer.Checkpointer(trainer, run_dir, files, evaluation)
@@ -439,6 +436,17 @@ def _lead(
     restarts=processes.restarts,
     status=ending.status,
   )
+
+
+def _trainer(
+  config: process.Config, context: process.Context
+) -> process.Process:
+  """Returns what trains here; several hosts do not save their replays."""
+  trainer = config.learn(context)
+  if trainer.replay is None or context.hosts.count == 1:
+    return trainer
+  print(_NO_REPLAYS, file=sys.stderr)
+  return dataclasses.replace(trainer, replay=None)
 
 
 def _warm(
@@ -697,8 +705,8 @@ def _check_free(run_dir: str | os.PathLike[str]) -> None:
   """Raises types.ConfigError if a directory has files of a run."""
   folder = files_lib.Folder(run_dir)
   if folder.has(run_dirs.CONFIG):
-    saved = checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
     # A run that failed early has no checkpoint.
+    saved = resuming.saved(run_dir)
     remedy = "continue it with --resume" if saved else "remove it"
     raise types.ConfigError(
       f"--run-dir {str(run_dir)!r} already has a run; {remedy}, or choose"

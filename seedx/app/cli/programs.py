@@ -12,11 +12,11 @@ import gymnasium
 import jax
 
 import seedx
-from seedx import checkpoint, envs, join, output, types
+from seedx import envs, join, output, types
 from seedx.app import compiled, devices, roles, training
 from seedx.app.cli import command_line, configs, experiments
 from seedx.app.cli import presets as presets_lib
-from seedx.app.runs import checkpointer, resuming, run_dirs
+from seedx.app.runs import resuming, run_dirs
 from seedx.launch import config as launch_config
 from seedx.launch import hosts, instances, joining
 from seedx.launch import nodes as nodes_lib
@@ -274,7 +274,7 @@ def _result(asked: Asked, run: training.Run) -> list[str]:
   if run.host:
     return [*lines, "host 0 has the run's directory"]
   if run.status:
-    saved = checkpoint.Checkpoints(checkpointer.directory(run.run_dir)).steps()
+    saved = resuming.saved(run.run_dir)
     remedy = f"--resume {run.run_dir} continues the run"
     lines.append(
       f"interrupted; {remedy if saved else 'no checkpoint is saved'}"

@@ -28,7 +28,7 @@ def directory(resume: str, run_dir: str) -> str:
       "expected --run-dir with --resume auto, found none; add --run-dir DIR,"
       " the directory in which each start of the command finds its run"
     )
-  return run_dir if _saved(run_dir) else ""
+  return run_dir if saved(run_dir) else ""
 
 
 def forget_unsaved(run_dir: str | os.PathLike[str], name: str | None) -> None:
@@ -41,9 +41,9 @@ def forget_unsaved(run_dir: str | os.PathLike[str], name: str | None) -> None:
   Raises:
     types.ConfigError: the run is not one of this experiment.
   """
-  if files.Folder(run_dir).has(run_dirs.CONFIG) and not _saved(run_dir):
-    saved = run_dirs.config(run_dir)
-    run_dirs.check_experiment(saved, name, os.fspath(run_dir))
+  if files.Folder(run_dir).has(run_dirs.CONFIG) and not saved(run_dir):
+    record = run_dirs.config(run_dir)
+    run_dirs.check_experiment(record, name, os.fspath(run_dir))
     remove_files(run_dir)
     with contextlib.suppress(OSError):  # stderr may be on a full disk.
       print(
@@ -63,6 +63,6 @@ def remove_files(run_dir: str | os.PathLike[str]) -> None:
     folder.remove_folder(name)
 
 
-def _saved(run_dir: str | os.PathLike[str]) -> list[int]:
+def saved(run_dir: str | os.PathLike[str]) -> list[int]:
   """Returns the env steps of a run's checkpoints."""
   return checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
