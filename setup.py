@@ -11,8 +11,12 @@ _NOTEBOOKS = ["ipykernel", "jupytext", "nbclient", "nbformat"]
 # Requirements of `python -m docs.build`.
 _DOCS = ["furo>=2025.7", "myst-nb>=1.3", "sphinx>=8.2"]
 
+# Requirements of a search in games, and of more games than seedx's own.
+_GAMES = ["mctx>=0.0.6", "pgx>=2.6"]
+
 _TEST = [
   *_DOCS,
+  *_GAMES,
   *_NOTEBOOKS,
   "coverage>=7.10",
   "hypothesis",
@@ -104,6 +108,7 @@ setuptools.setup(
     "test": _TEST,
     "ci": _CI,
     "docs": _DOCS,
+    "games": _GAMES,
     "notebooks": _NOTEBOOKS,
     "ray": _RAY,
     **_ACCELERATORS,

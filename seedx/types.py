@@ -314,6 +314,11 @@ class EnvironmentSpec:
     log_info: names of the E entries of `Rows.info`.
     native_action: nest of `dm_env.specs.BoundedArray` that the environment
       takes, see `envs.actions`; None if it takes `action`.
+    game: rules for a search, an `envs.functional.Game` whose state is in each
+      observation; None if the environment is not such a game.
+    players: 2 if two players alternate: each reward is that of the player who
+      moved, and the next observation is seen by the other. Otherwise 1.
+    hidden: keys of `observation` that networks do not see.
   """
 
   observation: Tree
@@ -322,6 +327,9 @@ class EnvironmentSpec:
   action_mask: str | None = None
   log_info: Sequence[str] = ()
   native_action: Tree = None
+  game: Any = None
+  players: int = 1
+  hidden: Sequence[str] = ()
 
   def without(self, *keys: str) -> "EnvironmentSpec":
     """Returns the spec without some keys of `observation`.

@@ -206,6 +206,8 @@ class Agent:
       `Inputs.exploration`.
     greedy: `step` with the best action instead of a sampled one; None if
       unsupported.
+    without_search: `greedy` without its search, by the network alone; None for
+      an agent that does not search.
     start: `(params, updates) -> AgentState`, a state without statistics, from
       which `apply` continues after `updates` updates. `params` may be the
       subset of the parameters that a parameter server holds. None if
@@ -230,6 +232,7 @@ class Agent:
   needs: Needs = Needs()
   exploration: Callable[[int], np.ndarray] = _no_exploration
   greedy: Step | None = None
+  without_search: Step | None = None
   start: Callable[[types.Tree, int], AgentState] | None = None
   priorities: Callable[[types.Tree, types.Unroll], jax.Array] | None = None
 
@@ -304,6 +307,15 @@ def begin(
       " without `start`; see base.Agent"
     )
   return dataclasses.replace(agent.start(params, 0), statistics=statistics)
+
+
+def check_one_player(spec: types.EnvironmentSpec) -> None:
+  """Raises types.ConfigError for self-play, which needs a search's agent."""
+  if spec.players > 1:
+    raise types.ConfigError(
+      "expected an environment of one player, found self-play: choose an"
+      " opponent, as with --env-options opponent=random, or AlphaZero"
+    )
 
 
 def check_gradients_can_be_shared(agent: Agent) -> None:

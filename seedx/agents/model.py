@@ -310,5 +310,6 @@ def _without_mask(
   """Splits an observation, or its specs, into network input and action mask."""
   if not isinstance(spec.observation, dict):
     return observation, None
-  seen = {k: observation[k] for k in spec.observation if k != spec.action_mask}
+  unseen = spec.action_mask, *spec.hidden
+  seen = {k: observation[k] for k in spec.observation if k not in unseen}
   return seen, observation[spec.action_mask] if spec.action_mask else None

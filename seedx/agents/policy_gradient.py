@@ -124,8 +124,10 @@ def make(
   the losses of an unroll do not depend on other unrolls of its batch.
 
   Raises:
-    types.ConfigError: no action distribution fits the action spec.
+    types.ConfigError: no action distribution fits the action spec, or the
+      environment is self-play.
   """
+  base.check_one_player(spec)
   policy = config.policy(spec)
   optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
   axes = AXES if separable and policy.in_blocks else None

@@ -138,9 +138,11 @@ def make(
   steps are evaluated.
 
   Raises:
-    types.ConfigError: the actions are not discrete.
+    types.ConfigError: the actions are not discrete, or the environment is
+      self-play.
   """
   check_discrete(spec)
+  base.check_one_player(spec)
   windows = config.windows
   if horizon is not None:
     horizon = horizon.with_windows(windows.needs.learned_steps)

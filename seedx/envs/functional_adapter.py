@@ -1,5 +1,6 @@
 """Environments of JAX functions as batched `dm_env` time steps."""
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Sequence
@@ -166,8 +167,17 @@ def _spec(
   observation, _ = observations.joined_spec(
     config, environment.observation, native.spec, {}, lambda name, leaf: leaf
   )
-  return observations.environment_spec(
+  spec = observations.environment_spec(
     config, observation, native.spec, native.native
+  )
+  game = getattr(environment, "game", None)
+  if game is None:
+    return spec
+  return dataclasses.replace(
+    spec,
+    game=game,
+    players=getattr(environment, "players", 1),
+    hidden=tuple(game.hidden),
   )
 
 

@@ -10,6 +10,7 @@ differs from its docstring.
 """
 
 from seedx.losses.a2c import a2c
+from seedx.losses.alphazero import AlphaZeroLoss, alphazero
 from seedx.losses.categorical import (
   Bootstraps,
   categorical_q_learning,
@@ -31,11 +32,13 @@ from seedx.losses.vtrace import vtrace
 
 __all__ = [
   "ActorCriticLoss",
+  "AlphaZeroLoss",
   "Bootstraps",
   "QLearningLoss",
   "Stream",
   "Transitions",
   "a2c",
+  "alphazero",
   "categorical_q_learning",
   "from_next_step",
   "from_same_step",

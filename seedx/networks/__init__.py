@@ -24,6 +24,7 @@ from seedx.networks.noisy import NOISE, NoisyDense
 from seedx.networks.torsos import (
   IMAGE_TORSOS,
   MLP,
+  BoardNetwork,
   ImpalaResNet,
   NatureCNN,
   SmallCNN,
@@ -35,6 +36,7 @@ __all__ = [
   "LSTM",
   "MLP",
   "NOISE",
+  "BoardNetwork",
   "CategoricalQ",
   "CategoricalQHead",
   "Conv",

@@ -134,6 +134,43 @@ def minatar_cnn(dtype: Any = jnp.float32) -> SmallCNN:
   return SmallCNN(channels=(16,), dtype=dtype)
 
 
+class BoardNetwork(nn.Module):
+  """The residual network of AlphaZero, for an observation with one board.
+
+  Silver et al. 2018, https://doi.org/10.1126/science.aar6404, "Representation"
+  and "Architecture", with layer instead of batch normalization, so that a
+  position's value does not depend on its batch.
+
+  Attributes:
+    blocks: number of residual blocks, of two convolutions each.
+    channels: channels of each convolution.
+    size: number of units of the last dense layer.
+  """
+
+  blocks: int
+  channels: int = 64
+  dtype: Any = jnp.float32
+  size: int = 128
+
+  @nn.compact
+  def __call__(self, observation: types.Tree) -> jax.Array:
+    """Maps a nest with one leaf, `[B, C, H, W]`, to `[B, size]`."""
+    (board,) = jax.tree.leaves(observation)
+    features = jnp.moveaxis(board, 1, -1).astype(self.dtype)
+    features = self._conv()(_padded(features))
+    for _ in range(self.blocks):
+      block = self._conv()(_padded(self._activated(features)))
+      features += self._conv()(_padded(self._activated(block)))
+    features = self._activated(features).reshape(len(board), -1)
+    return nn.relu(_dense(self.size, self.dtype)(features))
+
+  def _activated(self, features: jax.Array) -> jax.Array:
+    return nn.relu(nn.LayerNorm(dtype=self.dtype)(features))
+
+  def _conv(self) -> convolutions.Conv:
+    return convolutions.Conv(self.channels, 3, 1, self.dtype)
+
+
 IMAGE_TORSOS: dict[str, Callable[..., nn.Module]] = {
   "nature": NatureCNN,
   "impala": ImpalaResNet,
@@ -195,6 +232,11 @@ def _one_hots(spec: types.MultiDiscreteArray, leaf: jax.Array) -> jax.Array:
   values = np.concatenate([np.arange(n) for n in num_values])
   choices = leaf.reshape(leaf.shape[0], -1)
   return choices[:, np.repeat(np.arange(len(num_values)), num_values)] == values
+
+
+def _padded(board: jax.Array) -> jax.Array:
+  """Adds a border of zeros to boards `[B, H, W, C]`."""
+  return jnp.pad(board, ((0, 0), (1, 1), (1, 1), (0, 0)))
 
 
 def _in_bytes(spec: dm_env.specs.Array, image: jax.Array) -> jax.Array:

@@ -27,10 +27,10 @@ class Config(impala.Config):
   """The options of an Ape-X run: those of an IMPALA run, and a replay.
 
   Attributes:
-    replay: the prioritized replay.
+    replay: the replay; a uniform one for an agent without priorities.
   """
 
-  replay: replay_lib.PrioritizedConfig = replay_lib.PrioritizedConfig()
+  replay: replay_lib.Config = replay_lib.PrioritizedConfig()
 
   def __post_init__(self) -> None:
     super().__post_init__()

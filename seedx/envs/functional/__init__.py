@@ -1,7 +1,8 @@
 """Environments as pure JAX functions; importing this package imports JAX."""
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from seedx import types
 from seedx.envs import config as env_config
@@ -17,6 +18,8 @@ from seedx.envs.functional.episodic import (
   last_info,
   step,
 )
+from seedx.envs.functional.games import ConnectFour, Game, TicTacToe
+from seedx.envs.functional.match import Match
 from seedx.envs.functional.minatar import Asterix, Breakout
 
 __all__ = [
@@ -26,13 +29,17 @@ __all__ = [
   "Breakout",
   "CartPole",
   "Catch",
+  "ConnectFour",
   "DeepSea",
   "Environment",
   "Episodic",
+  "Game",
+  "Match",
   "MemoryChain",
   "Outcome",
   "Pendulum",
   "State",
+  "TicTacToe",
   "init",
   "keys",
   "last_info",
@@ -41,7 +48,7 @@ __all__ = [
 ]
 
 # The keys are names without the prefix `seedx:`.
-ENVIRONMENTS: Mapping[str, type[Episodic]] = {
+ENVIRONMENTS: Mapping[str, Callable[..., Environment]] = {
   "CartPole-v1": CartPole,
   "Pendulum-v1": Pendulum,
   "Acrobot-v1": Acrobot,
@@ -50,6 +57,8 @@ ENVIRONMENTS: Mapping[str, type[Episodic]] = {
   "DeepSea": DeepSea,
   "Breakout-MinAtar": Breakout,
   "Asterix-MinAtar": Asterix,
+  "TicTacToe": functools.partial(Match, TicTacToe()),
+  "ConnectFour": functools.partial(Match, ConnectFour()),
 }
 
 

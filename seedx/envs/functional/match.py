@@ -1,0 +1,152 @@
+"""An environment of a game: self-play, or play against an opponent."""
+
+from typing import NamedTuple
+
+import dm_env
+import dm_env.specs
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import types
+from seedx.envs.functional import games, opponents
+
+_SEATS = ("both", "first", "second")
+
+
+class State(NamedTuple):
+  """The state of a `Match`.
+
+  Attributes:
+    position: state of the game, seen by the player who acts next.
+    over: `[]` bool, whether the next step is a FIRST.
+    chosen: `[]` uint32, seed that is drawn for each game, by which an opponent
+      of several policies chooses one.
+    result: `[]` float32, reward of the last step.
+    moves: `[]` int32 number of moves of both players so far.
+  """
+
+  position: types.Tree
+  over: jax.Array
+  chosen: jax.Array
+  result: jax.Array
+  moves: jax.Array
+
+
+class Match:
+  """A game as an environment, whose observation has its state.
+
+  Without an opponent, the agent plays both sides: each reward is that of the
+  player who moved, and the next observation is seen by the other player. With
+  an opponent, the opponent's moves are part of the environment, and rewards are
+  the agent's: 1 for a won game, -1 for a lost one, 0 for a draw.
+
+  Args:
+    game: the game.
+    opponent: "" for self-play, or the opponent, see `opponents.make`.
+    opponent_simulations: number of simulations of each search of an opponent
+      "search".
+    seat: "first" or "second" for the side of the agent; "both" for a random one
+      in each game. It has no effect in self-play.
+
+  Raises:
+    types.ConfigError: an option is out of its range.
+  """
+
+  def __init__(
+    self,
+    game: games.Game,
+    opponent: str = "",
+    opponent_simulations: int = 32,
+    seat: str = "both",
+  ) -> None:
+    if seat not in _SEATS:
+      raise types.ConfigError(
+        f"expected seat {', '.join(_SEATS)}, found {seat!r}"
+      )
+    self.game = game
+    self.players = 1 if opponent else 2
+    self.observation = game.observation
+    self.action = dm_env.specs.DiscreteArray(
+      game.num_actions, np.int32, "action"
+    )
+    self._seat = seat
+    self._opponent: opponents.Opponent | None = None
+    if opponent:
+      self._opponent = opponents.make(game, opponent, opponent_simulations)
+
+  def init(self, rng_key: jax.Array) -> State:
+    """See `Environment`."""
+    del rng_key
+    return State(
+      position=self.game.start(),
+      over=jnp.bool_(True),
+      chosen=jnp.uint32(0),
+      result=jnp.float32(0),
+      moves=jnp.int32(0),
+    )
+
+  def step(
+    self, state: State, action: jax.Array, rng_key: jax.Array
+  ) -> tuple[State, dm_env.TimeStep]:
+    """See `Environment`."""
+    first = state.over
+    chosen_key, seat_key, reply_key = jax.random.split(rng_key, 3)
+    moved = self.game.play(state.position, action)
+    move = games.Move(
+      jax.tree.map(
+        lambda a, b: jnp.where(first, a, b), self.game.start(), moved.state
+      ),
+      jnp.where(first, 0.0, moved.reward),
+      ~first & moved.over,
+    )
+    chosen = jnp.where(first, jax.random.bits(chosen_key), state.chosen)
+    moves = jnp.where(first, 0, state.moves + 1)
+    if self._opponent is not None:
+      replies = jnp.where(first, self._is_second(seat_key), ~move.over)
+      reply = self._opponent(reply_key, chosen, move.state)
+      move = _replied(move, self.game.play(move.state, reply), replies)
+      moves += replies
+    kinds = dm_env.StepType
+    step_type = jnp.where(first, int(kinds.FIRST), int(kinds.MID))
+    timestep = dm_env.TimeStep(
+      step_type=jnp.where(move.over, int(kinds.LAST), step_type).astype(
+        jnp.uint8
+      ),
+      reward=move.reward,
+      discount=1.0 - move.over.astype(jnp.float32),
+      observation=self.game.observe(move.state),
+    )
+    state = State(move.state, move.over, chosen, move.reward, moves)
+    return state, timestep
+
+  def info(self, state: State) -> dict[str, jax.Array]:
+    """Returns the result of a game after its last step, and its length.
+
+    With an opponent, the result is the agent's. In self-play, it is that of the
+    player who moved last.
+    """
+    return {
+      "won": (state.result > 0).astype(jnp.float32),
+      "drawn": (state.result == 0).astype(jnp.float32),
+      "lost": (state.result < 0).astype(jnp.float32),
+      "moves": state.moves.astype(jnp.float32),
+    }
+
+  def _is_second(self, rng_key: jax.Array) -> jax.Array:
+    if self._seat == "both":
+      return jax.random.bernoulli(rng_key)
+    return jnp.bool_(self._seat == "second")
+
+
+def _replied(
+  move: games.Move, reply: games.Move, replies: jax.Array
+) -> games.Move:
+  """Returns a move and the reply to it as one, if the opponent replies."""
+  return games.Move(
+    jax.tree.map(
+      lambda a, b: jnp.where(replies, a, b), reply.state, move.state
+    ),
+    move.reward - jnp.where(replies, reply.reward, 0.0),
+    move.over | (replies & reply.over),
+  )
