@@ -173,7 +173,9 @@ class Windows:
     The transition's reward is the sum of discounted rewards, its discount the
     product of discounts. It ends at the step from which the return bootstraps.
     """
-    bootstraps = functools.partial(losses.n_step_bootstraps, n=self.n_step)
+    bootstraps = functools.partial(
+      losses.n_step_bootstraps, n=self.n_step, starts=1
+    )
     ends = jax.vmap(bootstraps, in_axes=1, out_axes=1)(
       steps.step_type, steps.reward, steps.discount
     )

@@ -28,7 +28,12 @@ class Bootstraps(NamedTuple):
 
 
 def n_step_bootstraps(
-  step_type: jax.Array, reward: jax.Array, discount: jax.Array, *, n: int
+  step_type: jax.Array,
+  reward: jax.Array,
+  discount: jax.Array,
+  *,
+  n: int,
+  starts: int | None = None,
 ) -> Bootstraps:
   """Splits n-step returns into rewards and the time step to bootstrap from.
 
@@ -53,20 +58,23 @@ def n_step_bootstraps(
     reward: `[T + 1]` float, reward that arrived with each time step.
     discount: `[T + 1]` float, discount of each time step, times gamma.
     n: number of steps before bootstrapping, at least 1.
+    starts: S, number of the first time steps whose returns are computed; None
+      for all T.
 
   Returns:
-    The returns; for a reset, only the weight has a meaning.
+    The `[S]` returns; for a reset, only the weight has a meaning.
 
   Raises:
     ValueError: n is below 1.
   """
   length = streams.num_transitions(step_type)
+  starts = length if starts is None else starts
   names = "reward, discount"
   chex.assert_type([reward, discount], float, custom_message=names)
   chex.assert_shape([reward, discount], (length + 1,), custom_message=names)
   if n < 1:
     raise ValueError(f"expected n of at least 1, found {n}")
-  steps = jnp.arange(length)
+  steps = jnp.arange(starts)
   step_type, reward, discount = map(jnp.asarray, (step_type, reward, discount))
   last = step_type == int(dm_env.StepType.LAST)
 
@@ -80,9 +88,9 @@ def n_step_bootstraps(
       ends.weight,
     ), None
 
-  first = step_type[1:] == int(dm_env.StepType.FIRST)
+  first = step_type[1 : starts + 1] == int(dm_env.StepType.FIRST)
   no_steps = Bootstraps(
-    jnp.zeros(length), jnp.ones(length), steps, 1.0 - first.astype(jnp.float32)
+    jnp.zeros(starts), jnp.ones(starts), steps, 1.0 - first.astype(jnp.float32)
   )
   ends, _ = jax.lax.scan(extend, no_steps, jnp.arange(1, min(n, length) + 1))
   return ends

@@ -117,3 +117,16 @@ def test_an_illegal_action_does_not_change_the_loss():
     return [q_learning(stream, double=double) for double in (True, False)]
 
   chex.assert_trees_all_equal(evaluate(stream | masked), evaluate(stream))
+
+
+def test_returns_of_the_first_steps_alone_are_the_same():
+  """A sampled window has one learned step, but n steps in its return."""
+  rng = np.random.default_rng(0)
+  step_type = np.array([MID, MID, LAST, FIRST, MID], np.int32)
+  reward, discount = rng.normal(size=(2, 5)).astype(np.float32)
+  bootstraps = functools.partial(
+    losses.n_step_bootstraps, step_type, reward, discount, n=4
+  )
+  for starts in (1, 3):
+    first = jax.tree.map(lambda x, n=starts: x[:n], bootstraps())
+    chex.assert_trees_all_equal(bootstraps(starts=starts), first)
