@@ -97,6 +97,16 @@ def pytest_collection_modifyitems(items):
   items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
+def recorded(calls, name, function):
+  """Returns the function; each call (or trace by JAX) adds the name."""
+
+  def call(*arguments):
+    calls.append(name)
+    return function(*arguments)
+
+  return call
+
+
 def random_unroll(agent, spec, length, ends, seed=0):
   """Returns an unroll `[L, B]` of random experience, as NumPy arrays.
 

@@ -1,6 +1,7 @@
 """The local actor: steps environments in this process, and makes unrolls."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +76,7 @@ class Programs:
     self.layout = layout
 
     def act(
+      agent: base.Agent,
       store: unroll_store.Store,
       acting: types.Tree,
       version: jax.Array,
@@ -91,10 +93,10 @@ class Programs:
       store: unroll_store.Store, *arguments: types.Tree
     ) -> types.Unroll:
       slot, count = arguments[-1].slot, arguments[-1].count
-      store, _ = act(store, *arguments)
+      store, _ = act(base.at_last_step(agent), store, *arguments)
       return unroll_store.unrolls(layout, store, slot, count)
 
-    self.act = jax.jit(act, donate_argnums=0)
+    self.act = jax.jit(functools.partial(act, agent), donate_argnums=0)
     self.unrolled = jax.jit(unrolled)
     self.priorities = base.priorities(agent)
 

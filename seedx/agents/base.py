@@ -207,7 +207,8 @@ class Agent:
     greedy: `step` with the best action instead of a sampled one; None if
       unsupported.
     without_search: `greedy` without its search, by the network alone; None for
-      an agent that does not search.
+      an agent that does not search. Learning reads nothing of the output at an
+      unroll's last step, so `at_last_step` uses this there.
     start: `(params, updates) -> AgentState`, a state without statistics, from
       which `apply` continues after `updates` updates. `params` may be the
       subset of the parameters that a parameter server holds. None if
@@ -334,6 +335,14 @@ def priorities(
   if agent.priorities is not None:
     return jax.jit(agent.priorities)
   return lambda acting, unroll: ()
+
+
+def at_last_step(agent: Agent) -> Agent:
+  """Returns the agent that acts at an unroll's last step, without a search.
+
+  Nobody takes that action: the next unroll begins with the same step.
+  """
+  return dataclasses.replace(agent, step=agent.without_search or agent.step)
 
 
 def without_priorities(agent: Agent) -> Agent:

@@ -20,7 +20,7 @@ from seedx.learning import learner
 from seedx.pipelines import anakin, sync
 from seedx.pipelines.anakin import training as training_lib
 from seedx.runtime import memory, process
-from tests import running
+from tests import conftest, running
 
 CARTPOLE = envs.Config("seedx:CartPole-v1")
 SMALL = {"hidden_sizes": (8,)}
@@ -265,3 +265,26 @@ def checkpoints(run_dir):
 
 def last_line(run_dir):
   return json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Searching(a2c.Config):
+  """An agent that records whether it searches."""
+
+  calls: list[str] = dataclasses.field(default_factory=list)
+
+  def make(self, *arguments):
+    agent = super().make(*arguments)
+    return dataclasses.replace(
+      agent,
+      step=conftest.recorded(self.calls, "search", agent.step),
+      without_search=conftest.recorded(self.calls, "network", agent.step),
+    )
+
+
+def test_an_agent_does_not_search_at_an_unrolls_last_step():
+  agent = Searching(hidden_sizes=())
+  made = config_of(anakin, agent).learn(process.Context())
+  assert "network" not in agent.calls
+  train(made, 1)
+  assert agent.calls[-2:] == ["search", "network"]

@@ -213,7 +213,8 @@ class Program:
     state, steps = self._rollout(state, keys, clock, self.period)
     # Learning ignores the action of the last step. The next rollout acts on
     # that step again, with newer parameters.
-    last, _ = self._act(state, keys, clock, self.period)
+    agent = base.at_last_step(self.agent)
+    last, _ = self._act(agent, state, keys, clock, self.period)
     parts = state.past, steps.unroll, jax.tree.map(lambda x: x[None], last)
     unroll = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
     state = state._replace(
@@ -230,7 +231,7 @@ class Program:
     """Steps all environments `length` times; returns `[length, ...]` steps."""
 
     def step(state: State, offset: jax.Array) -> tuple[State, Step]:
-      unroll, acting = self._act(state, keys, clock, offset)
+      unroll, acting = self._act(self.agent, state, keys, clock, offset)
       time = clock.time + offset + 1
       env, timestep = self._step_environments(
         state.env, unroll.action, keys, time
@@ -255,7 +256,12 @@ class Program:
     return jax.lax.scan(step, state, jnp.arange(length))
 
   def _act(
-    self, state: State, keys: Keys, clock: Clock, offset: jax.Array | int
+    self,
+    agent: base.Agent,
+    state: State,
+    keys: Keys,
+    clock: Clock,
+    offset: jax.Array | int,
   ) -> tuple[types.Unroll, acting_step.ActingState]:
     acting_key = random_keys.unrolled(keys.acting)
     key = jax.random.fold_in(acting_key, clock.time + offset)
@@ -265,8 +271,8 @@ class Program:
       key = jax.random.fold_in(key, core)
       exploration = exploration.reshape(self._cores, -1)[core]
     inputs, core_state, output, acting = acting_step.take(
-      self.agent,
-      self.agent.acting(state.agent),
+      agent,
+      agent.acting(state.agent),
       key,
       state.timestep,
       state.acting,
