@@ -42,8 +42,9 @@ def test_results_are_measured_once_and_drawn(tmp_path, monkeypatch, capsys):
   assert picture.stat().st_size > 1000
   out = capsys.readouterr().out
   # The search of 16 positions costs 50 us, a quarter of the move's 200 us.
-  line = "| anakin | 32 | 1,000 | 16 | 200 | 25% | 5% | 10% | 60% |  |"
-  assert line in out
+  for name, shares in (("anakin", "0% | 70%"), ("sync", "10% | 60%")):
+    line = f"| {name} | 32 | 1,000 | 16 | 200 | 25% | 5% | {shares} |  |"
+    assert line in out
   assert "With 32 games, a call of the network has 16 positions in seed" in out
   measured.clear()
   assert self_play.main([*words, "--games", "8,32"]) == 0
