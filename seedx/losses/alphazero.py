@@ -16,7 +16,7 @@ class AlphaZeroLoss(NamedTuple):
     policy: `[T]`.
     value: `[T]`.
     weight: `[T]`, 0 on resets, 1 elsewhere.
-    target: `[T]`, target of the values, without a gradient.
+    target: `[T]`, target of the values, without a gradient; 0 on resets.
   """
 
   policy: jax.Array
@@ -47,7 +47,8 @@ def alphazero(
 
   If two players alternate, each value is that of the player to move, so what is
   good for one is bad for the other: pass the negative discount. No gradient
-  flows through G. Games may end inside the stream, see `streams.transitions`.
+  flows through G and pi. Games may end inside the stream, see
+  `streams.transitions`.
 
   >>> loss = alphazero(
   ...   values=jnp.array([0.5, -0.25, 0.0]),
@@ -75,17 +76,17 @@ def alphazero(
   names = "log_policy, search_policy"
   policies = [log_policy, search_policy]
   chex.assert_type(policies, float, custom_message=names)
-  chex.assert_rank(policies, 2, custom_message=names)
+  chex.assert_shape(policies, (length, None), custom_message=names)
   chex.assert_equal_shape(policies, custom_message=names)
-  chex.assert_axis_dimension(log_policy, 0, length, custom_message=names)
   steps = streams.transitions(step_type, reward, discount, values)
   target = jax.lax.stop_gradient(
     returns.lambda_returns(values, step_type, reward, discount, lambda_=lambda_)
   )
+  search_policy = jax.lax.stop_gradient(search_policy)
   cross_entropy = -jnp.sum(search_policy * log_policy, axis=-1)
   return AlphaZeroLoss(
     policy=cross_entropy * steps.weight,
     value=jnp.square(target - values[:-1]) * steps.weight,
     weight=steps.weight,
-    target=target,
+    target=target * steps.weight,
   )

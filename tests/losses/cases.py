@@ -144,6 +144,13 @@ CASES = {
     ),
     ACTOR_CRITIC,
   ),
+  "alphazero": Case(
+    losses.alphazero,
+    references.alphazero,
+    ("values", "log_policy", "search_policy", *STREAM),
+    ({}, {"lambda_": 0.8}, {"lambda_": 0.0}),
+    {"policy": "log_policy", "value": "values"},
+  ),
   "q_learning": Case(
     q_learning,
     references.q_learning,

@@ -278,6 +278,7 @@ def test_a_batch_without_vmap_is_refused(name):
 @pytest.mark.parametrize(
   ("name", "argument"),
   [
+    ("alphazero", "search_policy"),
     ("q_learning", "target_q_values"),
     ("categorical_q_learning", "q_values"),
     ("categorical_q_learning", "target_logits"),

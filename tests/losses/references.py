@@ -234,6 +234,17 @@ def unrescaled(x):
   return np.sign(x) * (((root - 1) / 2e-3) ** 2 - 1)
 
 
+def alphazero(stream, constant, lambda_=1.0):
+  """Computes equation 1 of Silver et al. 2018, without its regularization."""
+  weight = weights(constant)
+  target = lambda_returns(constant, None, lambda_) * weight
+  cross_entropy = -np.einsum(
+    "ta,ta->t", constant["search_policy"], stream["log_policy"]
+  )
+  error = (target - stream["values"][:-1]) * weight
+  return losses.AlphaZeroLoss(cross_entropy * weight, error**2, weight, target)
+
+
 def q_learning(
   stream, constant, n=1, double=True, huber_delta=None, rescale=False
 ):

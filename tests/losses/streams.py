@@ -8,7 +8,14 @@ import numpy as np
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 ACTIONS, ATOMS = 3, 5
 # Arguments with an entry for each transition, not for each time step.
-PER_TRANSITION = {"log_prob", "behaviour_log_prob", "entropy", "action"}
+PER_TRANSITION = {
+  "log_prob",
+  "behaviour_log_prob",
+  "entropy",
+  "action",
+  "log_policy",
+  "search_policy",
+}
 
 # Three resets: after an episode of 2 steps, after a termination, and near the
 # end of the stream.
@@ -76,7 +83,13 @@ def random_stream(events, seed, start=False, gamma=0.9):
     name: 2 * rng.normal(size=(steps + 1, ACTIONS, ATOMS)).astype(np.float32)
     for name in ("logits", "target_logits")
   }
-  return stream | logits | {"step_type": step_type, "action": action}
+  policies = {
+    "log_policy": -rng.uniform(0.1, 2.0, (steps, ACTIONS)),
+    "search_policy": rng.dirichlet(np.ones(ACTIONS), steps),
+  }
+  policies = {k: v.astype(np.float32) for k, v in policies.items()}
+  arrays = stream | logits | policies
+  return arrays | {"step_type": step_type, "action": action}
 
 
 def resets(stream):
