@@ -383,9 +383,14 @@ def test_batched_steps_match_the_specs(name):
 
   action = np.zeros((3, *env.action.shape), env.action.dtype)
   timestep = jax.eval_shape(play, action)
-  dtypes = np.uint8, np.float32, np.float32, env.observation.dtype
-  assert tuple(leaf.dtype for leaf in timestep) == dtypes
-  assert timestep.observation.shape == (3, *env.observation.shape)
+  dtypes = tuple(leaf.dtype for leaf in timestep[:3])
+  assert dtypes == (np.uint8, np.float32, np.float32)
+  chex.assert_trees_all_equal_shapes_and_dtypes(
+    timestep.observation,
+    jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), env.observation
+    ),
+  )
 
 
 def test_each_environment_is_stepped_with_its_own_key():

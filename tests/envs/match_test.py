@@ -1,0 +1,306 @@
+"""Games as environments: self-play, and play against opponents."""
+
+import functools
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedx import envs, types
+from seedx.envs import functional
+from seedx.envs.functional import opponents
+from tests.envs import boards
+
+FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
+GAMES = {
+  "seedx:TicTacToe": boards.TIC_TAC_TOE,
+  "seedx:ConnectFour": boards.CONNECT_FOUR,
+}
+STEPS, SIZE = 60, 64
+
+
+@functools.cache
+def program(env, **options):
+  """Returns a function of a seed: 60 steps of 64 games of random moves."""
+  match = functional.make(envs.Config(env, options))
+
+  @jax.jit
+  def run(seed):
+    keys = functional.keys(seed, SIZE)
+
+    def step(carry, time):
+      state, mask = carry
+      logits = jnp.where(mask, 0.0, -jnp.inf)
+      key = jax.random.fold_in(jax.random.key(seed), time)
+      action = jax.random.categorical(key, logits).astype(jnp.int32)
+      times = jnp.full(SIZE, time)
+      state, timestep = functional.step(match, state, action, keys, times)
+      info = jax.vmap(match.info)(state)
+      carry = state, timestep.observation["action_mask"]
+      return carry, (timestep, action, info)
+
+    mask = jnp.ones((SIZE, match.action.num_values), bool)
+    start = functional.init(match, keys), mask
+    return jax.lax.scan(step, start, jnp.arange(STEPS))[1]
+
+  return run
+
+
+@functools.cache
+def played(env="seedx:TicTacToe", seed=0, **options):
+  """Returns time steps, actions and infos, `[60, 64, ...]`."""
+  return jax.device_get(program(env, **options)(seed))
+
+
+def steps_of(env="seedx:TicTacToe", **options):
+  """Yields `(before, action, timestep, info)` of each step of each game.
+
+  `before` is the board before the step; None before a FIRST.
+  """
+  timestep, action, info = played(env, **options)
+  for row in range(SIZE):
+    board = None
+    for time in range(STEPS):
+      now, at = jax.tree.map(lambda x, at=(time, row): x[at], (timestep, info))
+      yield board, action[time, row], now, at
+      board = None if now.step_type == LAST else now.observation["board"]
+
+
+def counted(steps):
+  """Returns the numbers of won, drawn and lost games."""
+  info = [at for _, _, now, at in steps if now.step_type == LAST]
+  return [sum(x[name] for x in info) for name in ("won", "drawn", "lost")]
+
+
+# Self-play
+
+
+@pytest.mark.parametrize("env", GAMES)
+def test_self_play_follows_the_rules_for_both_players(env):
+  rules, moves, games = GAMES[env], 0, 0
+  for before, action, now, info in steps_of(env):
+    board, mask = now.observation["board"], now.observation["action_mask"]
+    if before is None:
+      moves, expected = 0, (rules.start(), 0, False)
+      assert now.step_type == FIRST
+    else:
+      moves, expected = moves + 1, rules.play(before, action)
+      assert now.step_type == (LAST if expected[2] else MID)
+    after, reward, over = expected
+    np.testing.assert_array_equal(board, after)
+    assert (now.reward, now.discount) == (reward, not over)
+    assert info["moves"] == moves
+    if over:
+      games += 1
+      assert (info["won"], info["drawn"], info["lost"]) == (
+        reward,
+        1 - reward,
+        0,
+      )
+    else:
+      np.testing.assert_array_equal(mask, rules.legal(board))
+  assert games > SIZE
+
+
+def test_time_steps_have_the_dtypes_of_the_spec():
+  timestep, *_ = played()
+  spec = envs.spec(envs.Config("seedx:TicTacToe"))
+  assert timestep.step_type.dtype == np.uint8
+  assert timestep.reward.dtype == timestep.discount.dtype == np.float32
+  for name, each in spec.observation.items():
+    assert timestep.observation[name].dtype == each.dtype
+    assert timestep.observation[name].shape[2:] == each.shape
+
+
+def test_the_spec_has_the_game_and_its_players():
+  for env, rules in GAMES.items():
+    for options, players in (({}, 2), ({"opponent": "random"}, 1)):
+      spec = envs.spec(envs.Config(env, options))
+      assert (spec.game, spec.players) == (rules.game, players)
+      assert (spec.action_mask, spec.hidden) == ("action_mask", ())
+  spec = envs.spec(envs.Config("seedx:Catch"))
+  assert (spec.game, spec.players) == (None, 1)
+
+
+def test_the_same_seeds_give_the_same_games():
+  for options in ({}, {"opponent": "random"}):
+    first = played(**options)
+    again = program("seedx:TicTacToe", **options)(0)
+    jax.tree.map(np.testing.assert_array_equal, again, first)
+    other = played(seed=1, **options)
+    assert (first[1] != other[1]).any()
+
+
+# Opponents
+
+
+def reply_of(rules, before, action, now):
+  """Returns the opponent's move; None if it has none.
+
+  Asserts that the step has the reward and the end of both moves.
+  """
+  board = now.observation["board"]
+  expected, reward, over = before, 0.0, False
+  if action is not None:
+    expected, reward, over = rules.play(before, action)
+  reply = None
+  if not over and (board != expected).any():
+    # The opponent was to move, so it has the first of the two boards.
+    (cell,) = np.flatnonzero((board[1] != expected[0]).reshape(-1))
+    reply = cell % rules.shape[1] if rules.falls else cell
+    assert rules.legal(expected)[reply]
+    expected, lost, over = rules.play(expected, reply)
+    reward -= lost
+  np.testing.assert_array_equal(board, expected)
+  assert (now.reward, now.discount) == (reward, not over)
+  return reply
+
+
+@pytest.mark.parametrize("env", GAMES)
+@pytest.mark.parametrize("seat", ["first", "second", "both"])
+def test_rewards_against_an_opponent_are_the_agents(env, seat):
+  rules, begun, moves = GAMES[env], [], 0
+  steps = list(steps_of(env, opponent="random", seat=seat))
+  for before, action, now, info in steps:
+    first = before is None
+    before, action = (rules.start(), None) if first else (before, action)
+    reply = reply_of(rules, before, action, now)
+    moves = (0 if first else moves + 1) + (reply is not None)
+    assert info["moves"] == moves
+    if first:
+      assert (now.step_type, now.reward, now.discount) == (FIRST, 0, 1)
+      begun.append(reply is not None)
+    else:
+      assert now.step_type == (MID if now.discount else LAST)
+      assert (reply is not None) or now.step_type == LAST
+    if now.step_type == LAST:
+      one_hot = [float(x == now.reward) for x in (1, 0, -1)]
+      assert [info[name] for name in ("won", "drawn", "lost")] == one_hot
+  share = {"first": 0.0, "second": 1.0, "both": 0.5}[seat]
+  assert abs(np.mean(begun) - share) <= 0.15 * (seat == "both")
+  won, _, lost = counted(steps)
+  assert won > 0 and lost > 0
+
+
+def test_a_random_opponent_plays_every_legal_move_equally_often():
+  counts = np.zeros((9, 9))
+  for before, action, now, _ in steps_of(opponent="random", seat="second"):
+    if before is None:
+      continue
+    reply = reply_of(boards.TIC_TAC_TOE, before, action, now)
+    if reply is not None:
+      after, *_ = boards.TIC_TAC_TOE.play(before, action)
+      # By its rank among the legal moves, and their number.
+      legal = np.flatnonzero(boards.TIC_TAC_TOE.legal(after))
+      counts[len(legal) - 1, list(legal).index(reply)] += 1
+  for number in (7, 5):
+    drawn = counts[number - 1, :number]
+    expected = drawn.sum() / number
+    assert expected > 50 and not counts[number - 1, number:].any()
+    assert (np.abs(drawn - expected) < 4 * np.sqrt(expected)).all()
+
+
+@pytest.mark.parametrize("seat", ["first", "second"])
+def test_a_perfect_opponent_plays_only_the_solvers_moves_and_never_loses(seat):
+  options = {"opponent": "perfect", "seat": seat}
+  won, drawn, lost = counted(steps_of(**options))
+  assert won == 0 and drawn > 10 and lost > 200
+  rules, seen = boards.TIC_TAC_TOE, set()
+  for before, action, now, _ in steps_of(**options):
+    start = rules.start() if before is None else before
+    reply = reply_of(rules, start, None if before is None else action, now)
+    if reply is not None:
+      after = start if before is None else rules.play(start, action)[0]
+      _, values = boards.solved()[int(boards.code(after))]
+      assert values[reply] == np.nanmax(values)
+      seen.add((int(boards.code(after)), int(reply)))
+  if seat == "second":
+    # All nine first moves are best, and each is chosen.
+    assert {reply for start, reply in seen if start == 0} == set(range(9))
+
+
+def own_opponent(game, text="0"):
+  """Returns an opponent that plays a legal move by its number from the end."""
+
+  def opponent(rng_key, game_seed, state):
+    del rng_key, game_seed
+    legal = game.legal(state)
+    last = game.num_actions - 1 - jnp.argmax(legal[::-1])
+    return jnp.where(text == "last", last, jnp.argmax(legal)).astype(jnp.int32)
+
+  return opponent
+
+
+@pytest.mark.parametrize(("text", "cell"), [("", 0), (":last", 8)])
+def test_your_own_opponent_is_a_function_of_the_game_and_perhaps_a_text(
+  text, cell
+):
+  name = f"{__name__}:own_opponent{text}"
+  match = functional.make(
+    envs.Config("seedx:TicTacToe", {"opponent": name, "seat": "second"})
+  )
+  key = jax.random.key(0)
+  step = jax.jit(lambda: match.step(match.init(key), jnp.int32(4), key)[1])
+  board = step().observation["board"]
+  assert np.argwhere(board[1].reshape(-1)).tolist() == [[cell]]
+  assert not board[0].any()
+
+
+def test_the_seed_of_a_game_is_drawn_once_for_each_game():
+  """An opponent of several policies chooses one by it."""
+  match = functional.make(
+    envs.Config("seedx:TicTacToe", {"opponent": "random", "seat": "first"})
+  )
+
+  @jax.jit
+  def run():
+    def step(state, key):
+      action = jnp.argmax(match.game.legal(state.position)).astype(jnp.int32)
+      state, timestep = match.step(state, action, key)
+      return state, (timestep.step_type, state.chosen)
+
+    keys = jax.random.split(jax.random.key(0), 100)
+    return jax.lax.scan(step, match.init(keys[0]), keys)[1]
+
+  step_type, chosen = map(np.asarray, run())
+  games = np.cumsum(step_type == FIRST)
+  by_game = [set(chosen[games == k].tolist()) for k in range(1, games[-1] + 1)]
+  assert len(by_game) > 10 and all(len(x) == 1 for x in by_game)
+  assert len(set.union(*by_game)) == len(by_game)
+
+
+# Refused options
+
+
+@pytest.mark.parametrize(
+  ("env", "options", "message"),
+  [
+    (
+      "TicTacToe",
+      {"seat": "third"},
+      "expected seat both, first, second, found",
+    ),
+    ("TicTacToe", {"opponent": "perfct"}, "'perfct'. Did you mean perfect"),
+    ("TicTacToe", {"opponent": "no.module:f"}, "no.module"),
+    (
+      "TicTacToe",
+      {"opponent": "search", "opponent_simulations": 0},
+      "expected opponent_simulations from 1",
+    ),
+    ("TicTacToe", {"opponent": 3}, "expected opponent of type str, found 3"),
+    ("TicTacToe", {"oponent": "random"}, "Did you mean opponent"),
+    ("TicTacToe", {"game": "chess"}, "unknown option 'game'"),
+    ("ConnectFour", {"opponent": "perfect"}, "other than perfect"),
+  ],
+)
+def test_wrong_options_are_refused_in_one_line(env, options, message):
+  with pytest.raises(types.ConfigError, match=message) as refused:
+    functional.make(envs.Config(f"seedx:{env}", options))
+  assert "\n" not in str(refused.value)
+
+
+def test_names_of_opponents_are_all_accepted():
+  for name in opponents.NAMES:
+    assert callable(opponents.make(boards.TIC_TAC_TOE.game, name, 2))
