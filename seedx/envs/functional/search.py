@@ -44,6 +44,9 @@ class Result(NamedTuple):
 Evaluate = Callable[[Any, jax.Array, Any], Evaluation]
 Kind = Literal["gumbel", "puct"]
 
+# Logits of illegal moves; finite, so that a search has no NaN.
+_ILLEGAL = -1e9
+
 
 class _Node(NamedTuple):
   state: types.Tree  # `[B, ...]` states of the game.
@@ -127,10 +130,12 @@ def search(
     _step(game, evaluate, mctx),
     **options,
   )
+  tree, action = found.search_tree.summary(), found.action
+  if kind == "puct":
+    # At temperature 0, mctx chooses among the most visited moves by chance.
+    action = jnp.where(noise[:, 0] > 0, action, _most_visited(tree))
   return Result(
-    found.action.astype(jnp.int32),
-    found.action_weights,
-    found.search_tree.summary().visit_probs,
+    action.astype(jnp.int32), found.action_weights, tree.visit_probs
   )
 
 
@@ -203,7 +208,7 @@ def _advance(
 
 
 def _only_legal(logits: jax.Array, legal: jax.Array) -> jax.Array:
-  return jnp.where(legal, logits, -1e9)
+  return jnp.where(legal, logits, _ILLEGAL)
 
 
 def _with_noise(
@@ -225,11 +230,23 @@ def _with_noise(
   return _only_legal(jnp.log(jnp.maximum(mixed, tiny)), legal)
 
 
+def _most_visited(tree: Any) -> jax.Array:
+  """Returns the move with most visits, and of several the one of most value."""
+  visits = tree.visit_counts
+  most = visits == jnp.max(visits, axis=-1, keepdims=True)
+  return jnp.argmax(jnp.where(most, tree.qvalues, -jnp.inf), axis=-1)
+
+
 def _scaled_values(tree: Any, node: jax.Array) -> jax.Array:
-  """Maps values of moves from [-1, 1] to [0, 1], as in AlphaZero."""
+  """Maps values of moves from [-1, 1] to [0, 1], as in AlphaZero.
+
+  Illegal moves, which mctx knows only at the root, have the least value: a
+  legal move may have less than 0, since the values of networks have no bounds.
+  """
   bounds = {"min_value": -1.0, "max_value": 1.0}
-  scaled: jax.Array = _mctx().qtransform_by_min_max(tree, node, **bounds)
-  return scaled
+  scaled = _mctx().qtransform_by_min_max(tree, node, **bounds)
+  legal = tree.children_prior_logits[node] > _ILLEGAL
+  return jnp.where(legal, scaled, -jnp.inf)
 
 
 def _mctx() -> Any:
