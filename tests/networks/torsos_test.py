@@ -1,5 +1,7 @@
 """Torsos: features of vectors and images."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -207,3 +209,69 @@ def test_bytes_that_are_not_an_image_are_divided_by_255():
   np.testing.assert_allclose(
     jax.jit(torso.apply)(params, leaves), [[np.tanh(0.256)]], rtol=1e-5
   )
+
+
+BOARD_NETWORK = networks.BoardNetwork(blocks=1, channels=4, size=6)
+
+
+@functools.cache
+def board_network():
+  """Returns the network as a function, and random parameters."""
+  observation = {"board": np.zeros((2, 2, 6, 7), np.int8)}
+  params = helpers.random_params(BOARD_NETWORK, observation)
+  return jax.jit(BOARD_NETWORK.apply), params
+
+
+def random_boards(size):
+  rng = np.random.default_rng(0)
+  return rng.integers(0, 2, (size, 2, 6, 7)).astype(np.int8)
+
+
+def test_the_board_network_is_a_tower_of_residual_blocks():
+  apply, params = board_network()
+  board = random_boards(3)
+  layers = params["params"]
+
+  def conv(features, k):
+    return layers[f"Conv_{k}"]["bias"] + jax.lax.conv_general_dilated(
+      features,
+      layers[f"Conv_{k}"]["kernel"],
+      (1, 1),
+      "SAME",
+      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+  def activated(features, k):
+    mean = features.mean(-1, keepdims=True)
+    variance = features.var(-1, keepdims=True)
+    normal = (features - mean) / np.sqrt(variance + 1e-6)
+    layer = layers[f"LayerNorm_{k}"]
+    return np.maximum(normal * layer["scale"] + layer["bias"], 0)
+
+  features = conv(np.moveaxis(board, 1, -1).astype(np.float32), 0)
+  block = conv(activated(features, 0), 1)
+  features = features + conv(activated(block, 1), 2)
+  dense = layers["Dense_0"]
+  flat = activated(features, 2).reshape(3, -1)
+  expected = np.maximum(flat @ dense["kernel"] + dense["bias"], 0)
+  actual = apply(params, {"board": board})
+  assert (actual.shape, actual.dtype) == ((3, 6), np.float32)
+  assert np.std(expected) > 0.1
+  np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
+  # Boards of a batch do not affect each other.
+  again = apply(params, {"board": np.repeat(board[:1], 3, axis=0)})
+  np.testing.assert_allclose(again[2], actual[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_board_network_has_finite_gradients_and_float32_parameters():
+  network = BOARD_NETWORK.clone(dtype=jnp.bfloat16)
+  board = {"board": random_boards(2)}
+  board["board"][0] = 0  # An empty board has equal channels.
+  _, params = board_network()
+  output, gradients = jax.jit(
+    jax.value_and_grad(lambda x: network.apply(x, board).sum())
+  )(params)
+  assert output.dtype == jnp.bfloat16
+  leaves = jax.tree.leaves(gradients)
+  assert {x.dtype for x in leaves} == {np.dtype(np.float32)}
+  assert all(np.isfinite(x).all() and x.any() for x in leaves)
