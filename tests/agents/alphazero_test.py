@@ -78,10 +78,9 @@ def measured(agent):
   """Returns a function that measures the losses of each of many batches."""
 
   @jax.jit
-  def run(params, batches, key, discount):
+  def run(params, batches, key, settings):
     def measure(batch):
-      hyperparameters = base.hyperparameters(alphazero.Config())
-      hyperparameters["discount"] = discount
+      hyperparameters = base.hyperparameters(alphazero.Config()) | settings
       state = base.AgentState(params, (), hyperparameters, np.int32(0))
       _, output = agent.gradients(state, key, batch)
       return output.metrics | {"weight": output.weight}
@@ -91,16 +90,17 @@ def measured(agent):
   return run
 
 
-def losses(agent, params, batches, key=0, discount=1.0):
+def losses(agent, params, batches, key=0, weights=(1.0,), **changed):
   """Returns the metrics `[N]` of N batches, a list of unrolls of one row."""
   batch = jax.tree.map(lambda *x: np.stack(x), *batches)
   if agent.needs.window is not None:
-    batch = types.Sample(batch, np.ones((len(batches), 1), np.float32))
-  run = measured(agent)
-  return jax.device_get(run(params, batch, jax.random.key(key), discount))
+    batch = types.Sample(batch, np.float32([weights] * len(batches)))
+  run, settings = measured(agent), {"discount": 1.0, "value_cost": 1.0}
+  settings |= changed
+  return jax.device_get(run(params, batch, jax.random.key(key), settings))
 
 
-def result(unroll, start, row, stop, players, value, discount=1.0):
+def result(unroll, start, row, stop, players, values, discount=1.0):
   """Returns what a position is worth to the player to move.
 
   That is the result of its game, or the value at the step `stop`, from which
@@ -112,7 +112,7 @@ def result(unroll, start, row, stop, players, value, discount=1.0):
     if step_type[step, row] == LAST:
       return sign * reward[step, row]
     sign *= -discount if players == 2 else discount
-  return sign * value
+  return sign * values[stop, row]
 
 
 # Targets
@@ -133,16 +133,20 @@ def test_windows_learn_the_games_result_for_the_player_to_move(
   batches = [cut(unroll, t, t + n + 1, row) for t, row in windows]
   step_type = unroll.inputs.timestep.step_type
   learned = np.array([step_type[x] != LAST for x in windows])
-  for value, discount in ((0.75, 0.5), (0.0, 1.0), (0.75, 1.0)):
+  kernel = np.random.default_rng(2).normal(size=(18, 1)).astype(np.float32)
+  board = unroll.inputs.timestep.observation["board"]
+  for size, discount in ((1.0, 0.5), (0.0, 1.0), (1.0, 1.0)):
     actual = losses(
-      agent, params_of(value_bias=value), batches, discount=discount
+      agent, params_of(value=size * kernel), batches, discount=discount
     )
+    values = (board.reshape(STEPS, SIZE, 18) @ (size * kernel))[..., 0]
     targets = np.array(
       [
-        result(unroll, t, row, t + n, players, value, discount)
+        result(unroll, t, row, t + n, players, values, discount)
         for t, row in windows
       ]
     )
+    value = np.array([values[x] for x in windows])
     np.testing.assert_array_equal(actual["weight"], learned)
     np.testing.assert_allclose(
       actual["loss_value"], (targets - value) ** 2 * learned, atol=1e-5
@@ -163,9 +167,10 @@ def test_without_a_replay_each_step_of_an_unroll_is_learned_from(opponent):
   batches = [cut(unroll, 0, STEPS, row) for row in range(SIZE)]
   for value in (0.0, 0.75):
     actual = losses(agent, params_of(value_bias=value), batches)
+    values = np.full((STEPS, SIZE), value)
     for row in range(SIZE):
       squares = [
-        (result(unroll, t, row, STEPS - 1, players, value) - value) ** 2
+        (result(unroll, t, row, STEPS - 1, players, values) - value) ** 2
         for t in range(STEPS - 1)
         if step_type[t, row] != LAST
       ]
@@ -198,6 +203,23 @@ def test_the_policy_learns_the_first_positions_search():
   np.testing.assert_allclose(
     actual["loss"], actual["loss_policy"] + actual["loss_value"], rtol=1e-5
   )
+
+
+def test_losses_are_weighted():
+  unroll, agent, params = unroll_of(), agent_of(), params_of(value_bias=0.3)
+  windows = [cut(unroll, t, t + 10, 0) for t in (0, 3)]
+  both = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *windows)
+  apart = losses(agent, params, windows)
+  weighted = losses(agent, params, [both], weights=(1.0, 3.0), value_cost=2.5)
+  for name in ("loss_policy", "loss_value"):
+    expected = np.average(apart[name], weights=[1.0, 3.0])
+    np.testing.assert_allclose(weighted[name], expected, rtol=1e-5)
+  np.testing.assert_allclose(
+    weighted["loss"],
+    weighted["loss_policy"] + 2.5 * weighted["loss_value"],
+    rtol=1e-5,
+  )
+  assert abs(apart["loss_policy"][0] - apart["loss_policy"][1]) > 0.05
 
 
 # Symmetries
