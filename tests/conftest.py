@@ -1,5 +1,6 @@
 """Eight virtual cores for every test, and random experience."""
 
+import functools
 import os
 import signal
 from importlib import metadata
@@ -129,9 +130,7 @@ def random_unroll(agent, spec, length, ends, seed=0):
     step_type=step_type,
     reward=np.where(first, 0.0, rng.normal(size=rows)).astype(np.float32),
     discount=np.where(first | terminated, 0.0, 1.0).astype(np.float32),
-    observation=jax.tree.map(
-      lambda x: random_values(rng, x, rows), spec.observation
-    ),
+    observation=random_observation(rng, spec, rows),
   )
   action = random_values(rng, spec.action, rows)
   if spec.action_mask is not None:
@@ -188,6 +187,47 @@ def random_episodes(rng, length, ends):
         step_type[t, b], last = dm_env.StepType.LAST, True
         terminated[t, b] = rng.random() < 0.5
   return step_type, terminated
+
+
+def random_observation(rng, spec, rows):
+  """Returns random observations of an environment, `[*rows, ...]`.
+
+  Those of a game are positions that games with random moves have reached.
+  """
+  import jax
+
+  if spec.game is None:
+    return jax.tree.map(lambda x: random_values(rng, x, rows), spec.observation)
+  positions = _random_positions(spec.game)
+  chosen = rng.integers(0, len(jax.tree.leaves(positions)[0]), rows)
+  return jax.tree.map(lambda x: x[chosen], positions)
+
+
+@functools.cache
+def _random_positions(game, num_games=64):
+  """Returns the observations of unfinished games, `[N, ...]`."""
+  import jax
+  import jax.numpy as jnp
+
+  def step(carry, rng_key):
+    state, over = carry
+    legal = jax.vmap(game.legal)(state)
+    action = jax.random.categorical(rng_key, jnp.where(legal, 0.0, -jnp.inf))
+    move = jax.vmap(game.play)(state, action)
+    seen = jax.vmap(game.observe)(state), ~over
+    return (move.state, over | move.over), seen
+
+  @jax.jit
+  def play(rng_key):
+    start = jax.tree.map(
+      lambda x: jnp.broadcast_to(x, (num_games, *x.shape)), game.start()
+    )
+    keys = jax.random.split(rng_key, game.max_moves)
+    carry = start, jnp.zeros(num_games, bool)
+    return jax.lax.scan(step, carry, keys)[1]
+
+  observations, unfinished = jax.device_get(play(jax.random.key(0)))
+  return jax.tree.map(lambda x: x[unfinished], observations)
 
 
 def random_values(rng, spec, rows):

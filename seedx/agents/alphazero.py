@@ -308,12 +308,17 @@ class _Player:
     """Evaluates states `[B, ...]` of the game; see `search_lib.Evaluate`."""
     del rng_key  # The network is deterministic.
     observation = jax.vmap(self._game.observe)(state)
-    size = len(observation[games.MASK])
-    inputs = acting_step.zero_inputs(self._spec, size)
-    timestep = inputs.timestep._replace(observation=observation)
-    inputs = inputs._replace(timestep=timestep)
+    # The number of rows is symbolic in an export.
+    size = observation[games.MASK].shape[0]
+    one = acting_step.zero_inputs(self._spec, 1)
+    inputs: types.Inputs = jax.tree.map(
+      lambda x: jnp.zeros((1, size, *x.shape[1:]), x.dtype), one
+    )
+    timestep = inputs.timestep._replace(
+      observation=jax.tree.map(lambda x: x[None], observation)
+    )
     log_policy, value = self._network(
-      params, jax.tree.map(lambda x: jnp.asarray(x)[None], inputs)
+      params, inputs._replace(timestep=timestep)
     )
     return search_lib.Evaluation(log_policy[0], value[0])
 

@@ -38,12 +38,15 @@ class Options:
     trust: whether to run the code that the directory names, such as an
       environment.
     output: path of the two files, without .stablehlo and .json.
+    without_search: whether the policy of an agent that searches is exported
+      without its search: smaller, faster and weaker.
   """
 
   run_dir: str = ""
   checkpoint: str = "latest"
   trust: bool = False
   output: str = "policy"
+  without_search: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +63,8 @@ def _export(options: Options) -> int:
   policy = policies.load(
     options.run_dir, options.checkpoint, trust=options.trust
   )
+  if options.without_search:
+    policy = policy.without_search()
   exported, spec = export(policy)
   program = pathlib.Path(f"{options.output}.stablehlo")
   description = pathlib.Path(f"{options.output}.json")
@@ -131,6 +136,7 @@ def export(
     "info_keys": list(env.info_keys),
     "env_steps": policy.env_steps,
     "greedy": True,
+    "search": policy.agent.without_search is not None,
     "step_type": {kind.name: int(kind) for kind in dm_env.StepType},
     "timestep": jax.tree.map(_in_json, inputs[0]),
     "memory": [_in_json(leaf) for leaf in inputs[1]],

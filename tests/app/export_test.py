@@ -18,7 +18,7 @@ from flax import linen as nn
 
 from experiments import a2c
 from seedx import envs, types
-from seedx.agents import acting_step, dqn, vtrace
+from seedx.agents import acting_step, alphazero, dqn, vtrace
 from seedx.app import export
 from seedx.app.runs import policies
 from seedx.envs import actions as actions_lib
@@ -76,6 +76,8 @@ KINDS = {
   "continuous": ({"normalize_observations": True}, VECTOR, CONTINUOUS),
   "several": ({}, VECTOR, SEVERAL),
   "nest": ({}, VECTOR, {"turn": DISCRETE, "pull": (UNBOUNDED,)}),
+  "game": ({"num_simulations": 4}, None, None),
+  "game_without_search": ({}, None, None),
 }
 # Kinds in the fast set: one with a core state, one with statistics.
 FAST = [("lstm",), ("continuous",)]
@@ -86,17 +88,20 @@ ROWS = 5
 def make_policy(name):
   """Returns a policy that random parameters make far from uniform."""
   fields, observation, action = KINDS[name]
-  spec = types.EnvironmentSpec(
-    observation,
-    actions_lib.Actions(name, action).spec,
-    action_mask="legal" if name == "masked" else None,
-    native_action=action,
-  )
-  kind = dqn if name == "dqn" else vtrace
+  if "game" in name:
+    spec = envs.spec(envs.Config("seedx:TicTacToe"))
+  else:
+    spec = types.EnvironmentSpec(
+      observation,
+      actions_lib.Actions(name, action).spec,
+      action_mask="legal" if name == "masked" else None,
+      native_action=action,
+    )
+  kind = {"dqn": dqn}.get(name, alphazero if spec.game else vtrace)
   config = kind.Config(hidden_sizes=(8,), **fields)
   agent = config.make(spec)
   state = dqn_test.random_state(agent, config)
-  return policies.Policy(
+  policy = policies.Policy(
     directory=pathlib.Path(),
     name="fake",
     seed=0,
@@ -106,6 +111,7 @@ def make_policy(name):
     agent=agent,
     acting=agent.acting(state),
   )
+  return policy.without_search() if name == "game_without_search" else policy
 
 
 def random_timesteps(spec, rows, steps):
@@ -113,10 +119,8 @@ def random_timesteps(spec, rows, steps):
   rng = np.random.default_rng(rows)
   for step in range(steps):
     kinds = rng.choice([0, 1, 1, 1, 2], rows) if step else np.zeros(rows)
-    observation = jax.tree.map(
-      lambda x: conftest.random_values(rng, x, (rows,)), spec.observation
-    )
-    if spec.action_mask is not None:
+    observation = conftest.random_observation(rng, spec, (rows,))
+    if spec.action_mask is not None and spec.game is None:
       observation[spec.action_mask][:, 1] = True
     yield dm_env.TimeStep(
       step_type=kinds.astype(np.uint8),
@@ -138,6 +142,7 @@ def in_nest_of(description, timestep):
 def test_an_exported_policy_agrees_with_the_original(name):
   policy = make_policy(name)
   exported, spec = export.export(policy)
+  assert spec["search"] == (name == "game")
   loaded = jax.export.deserialize(exported.serialize())
   assert loaded.platforms == ("cpu", "cuda", "tpu")
   assert json.loads(json.dumps(spec)) == spec
@@ -183,8 +188,10 @@ def test_an_exported_policy_agrees_with_the_original(name):
     inputs["step_type"] = np.full(ROWS, step_type, np.uint8)
     after = [call(inputs, x)[1] for x in (zeros, memory)]
     differ = any(np.any(a != b) for a, b in zip(*after, strict=True))
-    # The memory of all other agents is only the last action.
-    assert differ == (step_type == 1 and name in ("lstm", "frames"))
+    # The memory of all other agents is only the last action, and of a game's
+    # agent the number of moves.
+    has_memory = name in ("lstm", "frames") or policy.spec.game is not None
+    assert differ == (step_type == 1 and has_memory)
 
 
 def in_lists(nest):
@@ -213,6 +220,13 @@ def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
   else:
     np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_policy_that_does_not_search_cannot_do_so_without():
+  with pytest.raises(
+    types.ConfigError, match="expected an agent that searches"
+  ):
+    make_policy("feed_forward").without_search()
 
 
 def test_an_agent_without_a_greedy_step_is_refused():
@@ -284,6 +298,7 @@ def test_ten_lines_use_a_policy_without_seedx(run_dir, tmp_path, capfd):
   ("words", "reason"),
   [
     ("{run} --output {tmp}/nowhere/policy", "/nowhere/policy"),
+    ("{run} --without-search", "expected an agent that searches"),
     ("{run} --checkpoint 1", "expected --checkpoint latest, best or one of"),
     ("{tmp}", "found no config.json"),
   ],

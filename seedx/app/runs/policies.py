@@ -68,6 +68,22 @@ class Policy:
         )
     return dataclasses.replace(self, env=env, spec=spec)
 
+  def without_search(self) -> "Policy":
+    """Returns the policy of a search's network alone.
+
+    Raises:
+      types.ConfigError: the agent does not search.
+    """
+    if self.agent.without_search is None:
+      raise types.ConfigError(
+        "expected an agent that searches, such as AlphaZero, found that of"
+        f" {self.name}, which needs no --without-search"
+      )
+    agent = dataclasses.replace(
+      self.agent, greedy=self.agent.without_search, without_search=None
+    )
+    return dataclasses.replace(self, agent=agent)
+
   def act(
     self, timestep: dm_env.TimeStep, state: acting_step.ActingState
   ) -> tuple[types.Tree, acting_step.ActingState]:
