@@ -16,10 +16,11 @@ import optax
 import pytest
 from dm_env import specs
 
-from seedx import types
+from seedx import envs, sharding, types
 from seedx.agents import (
   a2c,
   acting_step,
+  alphazero,
   base,
   dqn,
   ppo,
@@ -40,17 +41,24 @@ VECTOR = specs.Array((4,), np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """A kind of environment, and the settings of an agent for it."""
+  """A kind of environment, and the settings of an agent for it.
 
-  observation: types.Tree
+  Attributes:
+    game: name of a game's environment, whose spec replaces the others.
+  """
+
+  observation: types.Tree = None
   action: specs.BoundedArray = dataclasses.field(
     default_factory=lambda: DISCRETE
   )
   config: dict[str, Any] = dataclasses.field(default_factory=dict)
   action_mask: str | None = None
+  game: str | None = None
 
   @property
   def spec(self):
+    if self.game is not None:
+      return envs.spec(envs.Config(self.game))
     return types.EnvironmentSpec(
       self.observation, self.action, action_mask=self.action_mask
     )
@@ -103,6 +111,11 @@ KINDS = {
     {"camera": IMAGE, "joints": VECTOR},
     config={"stack_frames": 2, "compute_dtype": "bfloat16"},
   ),
+  "game": Kind(game="seedx:TicTacToe"),
+  "large_game": Kind(
+    game="seedx:ConnectFour",
+    config={"residual_blocks": 1, "residual_channels": 8},
+  ),
 }
 
 
@@ -130,6 +143,17 @@ def samples(agent, spec, seed):
   unroll = unrolls(agent, spec, seed, agent.needs.window)
   weights = np.linspace(0.5, 1.5, BATCH, dtype=np.float32)
   return types.Sample(unroll, weights)
+
+
+def searched(agent, spec, seed):
+  """Returns samples whose extras are policies over the legal moves."""
+  sample = samples(agent, spec, seed)
+  legal = sample.unroll.inputs.timestep.observation[spec.action_mask]
+  rng = np.random.default_rng(seed)
+  shares = legal * rng.uniform(0.5, 1.5, legal.shape).astype(np.float32)
+  policy = shares / shares.sum(axis=-1, keepdims=True)
+  unroll = sample.unroll._replace(extras=alphazero.Extras(policy))
+  return sample._replace(unroll=unroll)
 
 
 ALGORITHMS = {
@@ -168,6 +192,12 @@ ALGORITHMS = {
       rainbow.Config, num_atoms=7, noise_scale=3.0, learning_rate_end=1.0
     ),
     samples,
+  ),
+  "alphazero": Algorithm(
+    functools.partial(
+      alphazero.Config, num_simulations=4, n_step=9, learning_rate_end=1.0
+    ),
+    searched,
   ),
 }
 
@@ -223,11 +253,8 @@ class Case:
   def act(self, seed, core_state=None, state=None):
     rng = np.random.default_rng(0)
     inputs = acting_step.zero_inputs(self.spec, ROWS)
-    observation = jax.tree.map(
-      lambda x: conftest.random_values(rng, x, (ROWS,)),
-      self.spec.observation,
-    )
-    if self.spec.action_mask is not None:
+    observation = conftest.random_observation(rng, self.spec, (ROWS,))
+    if self.spec.action_mask is not None and self.spec.game is None:
       observation[self.spec.action_mask][:, 3] = True
     inputs = inputs._replace(
       timestep=inputs.timestep._replace(observation=observation)
@@ -251,6 +278,7 @@ FAST = [
   ("ppo", "normalized"),
   ("dqn", "dict"),
   ("r2d2", "vector"),
+  ("alphazero", "game"),
 ]
 # Other agents, and other pairs for which an agent has separate code.
 SLOW = [
@@ -273,6 +301,7 @@ SLOW = [
   ("rainbow", "image"),
   ("rainbow", "masked"),
   ("a2c", "vector"),
+  ("alphazero", "large_game"),
 ]
 
 
@@ -366,7 +395,7 @@ def test_rows_of_a_batch_act_differently(case):
 
 
 def test_greedy_takes_the_best_action_for_any_key_and_exploration(case):
-  if any(len(x.shape) == 3 for x in jax.tree.leaves(case.kind.observation)):
+  if any(map(types.is_image, jax.tree.leaves(case.kind.observation))):
     pytest.skip("a network for images takes long to compile")
   drawn = [case.act(seed) for seed in range(4)]
   acting = case.acting(case.state)
@@ -668,6 +697,38 @@ def test_gradients_are_clipped_by_their_global_norm():
   assert difference(one, start.params) > 1e-5
   assert difference(one, ten) < 1e-8
   assert difference(one, small) > 1e-5
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_only_a_search_plays_both_sides_of_a_game(name):
+  config = ALGORITHMS[name].config()
+  if name == "alphazero":
+    reason = "expected a game whose rules are JAX functions.*TicTacToe"
+    for kind in ("vector", "masked", "continuous"):
+      with pytest.raises(types.ConfigError, match=reason):
+        config.make(KINDS[kind].spec)
+  else:
+    reason = "expected an environment of one player.*opponent=random"
+    with pytest.raises(types.ConfigError, match=reason):
+      config.make(KINDS["game"].spec)
+
+
+def test_cores_share_the_gradients_of_a_search():
+  """Windows of unequal weights are on three cores, or on one."""
+  case = Case("alphazero", "game", symmetries=False)
+  config, batch = case.config, case.batch
+  gradients = sharding.per_core(
+    config.make(case.spec, sharding.CORES).gradients,
+    sharding.mesh(jax.devices()[:BATCH]),
+    (sharding.REPLICATED, sharding.REPLICATED, sharding.SAMPLE),
+    sharding.REPLICATED,
+  )
+  actual, output = gradients(case.state, KEY, batch)
+  expected, of_one = case.gradients(case.state, KEY, batch)
+  chex.assert_trees_all_close(actual, expected, rtol=1e-4, atol=1e-6)
+  chex.assert_trees_all_close(
+    output.metrics, of_one.metrics, rtol=1e-4, atol=1e-6
+  )
 
 
 def test_an_optimizer_instead_of_a_function_that_makes_one_is_refused():
