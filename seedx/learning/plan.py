@@ -184,5 +184,5 @@ def _check_kind(agent: base.Agent, config: replay_lib.Config | None) -> None:
   if config and config.has_priorities and agent.priorities is None:
     raise types.ConfigError(
       "expected an agent whose actors can compute a window's priority, such as"
-      " DQN, found one that cannot"
+      " DQN, found one that cannot; choose a uniform replay"
     )

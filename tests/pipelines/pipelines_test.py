@@ -13,7 +13,16 @@ import pytest
 
 from seedx import envs, replay, trees, types
 from seedx.acting import local_actor, protocol, thin_actor
-from seedx.agents import a2c, base, dqn, ppo, r2d2, rainbow, vtrace
+from seedx.agents import (
+  a2c,
+  alphazero,
+  base,
+  dqn,
+  ppo,
+  r2d2,
+  rainbow,
+  vtrace,
+)
 from seedx.app.benchmark import work
 from seedx.learning import learner, replayed
 from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
@@ -29,31 +38,17 @@ AGENTS = {
   "dqn": dqn,
   "r2d2": r2d2,
   "rainbow": rainbow,
+  "alphazero": alphazero,
 }
-# Agents with Q-values.
-REPLAYED = ("dqn", "r2d2", "rainbow")
+# Agents that can learn from a replay.
+REPLAYED = ("dqn", "r2d2", "rainbow", "alphazero")
 CELLS = [
   *(("sync", name) for name in AGENTS),
   *(("anakin", name) for name in AGENTS),
   *(("seed", name) for name in AGENTS),
-  *(("impala", name) for name in ("a2c", "vtrace", "ppo")),
-  *(("a3c", name) for name in ("a2c", "vtrace", "dqn", "rainbow")),
+  *(("impala", name) for name in ("a2c", "vtrace", "ppo", "alphazero")),
+  *(("a3c", name) for name in ("a2c", "vtrace", "dqn", "rainbow", "alphazero")),
   *((p, name) for p in ("gorila", "apex") for name in REPLAYED),
-]
-# Every other pipeline has a test file with small trainings.
-FAST = [("a3c", "a2c")]
-# To a pipeline, agents differ only in what they need: whole batches, windows,
-# sequences or priorities. These cells cover all needs.
-SLOW = [
-  ("gorila", "dqn"),
-  ("sync", "rainbow"),
-  ("anakin", "ppo"),
-  ("impala", "ppo"),
-  ("seed", "vtrace"),
-  ("seed", "r2d2"),
-  ("a3c", "dqn"),
-  ("gorila", "r2d2"),
-  ("apex", "r2d2"),
 ]
 MODULES = {
   "sync": sync,
@@ -64,6 +59,23 @@ MODULES = {
   "gorila": gorila,
   "apex": apex,
 }
+# Every other pipeline has a test file with small trainings.
+FAST = [("a3c", "a2c")]
+# To a pipeline, agents differ only in what they need: whole batches, windows,
+# sequences or priorities. These cells cover all needs. AlphaZero has its own
+# environment, in each pipeline.
+SLOW = [
+  ("gorila", "dqn"),
+  ("sync", "rainbow"),
+  ("anakin", "ppo"),
+  ("impala", "ppo"),
+  ("seed", "vtrace"),
+  ("seed", "r2d2"),
+  ("a3c", "dqn"),
+  ("gorila", "r2d2"),
+  ("apex", "r2d2"),
+  *((p, "alphazero") for p in MODULES),
+]
 PIPELINES = tuple(MODULES)
 REPLAY = {
   "replay_capacity": 1000,
@@ -80,7 +92,10 @@ def agent_config(pipeline, name, **changes):
   if name == "ppo":
     fields |= {"epochs": 2, "minibatches": 2}
   if name in REPLAYED:
-    fields |= {"n_step": 2, "replayed": pipeline != "a3c"}
+    on_policy = ("a3c", "impala") if name == "alphazero" else ("a3c",)
+    fields |= {"n_step": 2, "replayed": pipeline not in on_policy}
+  if name == "alphazero":
+    fields |= {"num_simulations": 4}
   if name == "r2d2":
     fields |= {"burn_in": 2, "sequence_length": 6, "lstm_size": 8}
   return AGENTS[name].Config(**fields | changes)
@@ -88,8 +103,13 @@ def agent_config(pipeline, name, **changes):
 
 def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
   """Returns a small run; `changes` are fields of the agent's config."""
+  env = "CartPole-v1"
+  if name == "alphazero":
+    env = "seedx:TicTacToe"
+  elif pipeline == "anakin":
+    env = f"seedx:{env}"
   common = {
-    "env": envs.Config("CartPole-v1"),
+    "env": envs.Config(env),
     "agent": agent_config(pipeline, name, **changes),
     "total_steps": total_steps,
     "seed": 0,
@@ -97,7 +117,7 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
   }
   uniform = replay.Config(**REPLAY)
   prioritized = replay.PrioritizedConfig(**REPLAY)
-  plain = uniform if name == "dqn" else prioritized
+  plain = uniform if name in ("dqn", "alphazero") else prioritized
   replayed = {"replay": plain if name in REPLAYED else None}
   inbox = learner.InboxConfig(unroll_length=5, batch_size=4)
   workers = {
@@ -107,8 +127,6 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
   }
   if pipeline in ("sync", "anakin"):
     fields = {"num_envs": 4, "learner": learner.Config(unroll_length=5)}
-    if pipeline == "anakin":
-      fields["env"] = envs.Config("seedx:CartPole-v1")
     config = MODULES[pipeline].Config(**common | fields, **replayed)
   elif pipeline == "seed":
     actors = thin_actor.Config(num_actors=2, envs_per_actor=4)
@@ -121,7 +139,8 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
     actors = protocol.Actors(num_actors=2, envs_per_actor=4)
     config = impala.Config(**common, actors=actors, learner=inbox)
     if pipeline == "apex":
-      config = apex.Config(**vars(config), replay=prioritized)
+      ranked = uniform if name == "alphazero" else prioritized
+      config = apex.Config(**vars(config), replay=ranked)
   return config.with_sockets(str(tmp_path))
 
 
@@ -317,7 +336,9 @@ def test_all_pairs_of_the_documented_table_are_tested():
   rows = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in text.splitlines()
-    if re.match(r"\| (agent|A2C|V-trace|PPO|DQN|R2D2|Rainbow) \|", line)
+    if re.match(
+      r"\| (agent|A2C|V-trace|PPO|DQN|R2D2|Rainbow|AlphaZero) \|", line
+    )
   ]
   names = [cell.strip("`") for cell in rows[0]]
   cells = [

@@ -11,7 +11,7 @@ from tests.repository import readme_test
 
 _DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGES = {x.stem: x.read_text() for x in sorted((_DOCS / "agents").glob("*.md"))}
-_AGENTS = ("a2c", "dqn", "ppo", "r2d2", "rainbow", "vtrace")
+_AGENTS = ("a2c", "alphazero", "dqn", "ppo", "r2d2", "rainbow", "vtrace")
 # Commands with options in the running text or in a table; `settings` parses the
 # agents, and other tests ask all experiments for help.
 COMMANDS = sorted(
@@ -47,7 +47,9 @@ def trained():
   rows = [
     [cell.strip(" `") for cell in line.strip("|").split("|")]
     for line in (_DOCS / "agents.md").read_text().splitlines()
-    if re.match(r"\| (agent|A2C|V-trace|PPO|DQN|R2D2|Rainbow) \|", line)
+    if re.match(
+      r"\| (agent|A2C|V-trace|PPO|DQN|R2D2|Rainbow|AlphaZero) \|", line
+    )
   ]
   return {
     row[0].lower().replace("-", ""): {
