@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from seedx import app, envs, replay, sharding, types
-from seedx.agents import a2c, dqn, ppo, r2d2
+from seedx.agents import a2c, alphazero, dqn, ppo, r2d2
 from seedx.learning import learner
 from seedx.pipelines import anakin, sync
 from seedx.pipelines.anakin import training as training_lib
@@ -40,15 +40,24 @@ CELLS = {
   "dqn": (dqn.Config(n_step=3, **SMALL), UNIFORM, 1),
   "dqn-prioritized": (dqn.Config(**SMALL), PRIORITIZED, 2),
   "r2d2": (r2d2.Config(**SEQUENCES, **SMALL), PRIORITIZED, 2),
+  "alphazero": (alphazero.Config(num_simulations=4, **SMALL), UNIFORM, 2),
 }
 SLOW = [
   pytest.param(name, marks=pytest.mark.slow)
-  for name in ("a2c-lstm-normalized", "dqn-prioritized", "ppo", "r2d2")
+  for name in (
+    "a2c-lstm-normalized",
+    "dqn-prioritized",
+    "ppo",
+    "r2d2",
+    "alphazero",
+  )
 ]
 
 
 def config_of(kind, agent=None, devices=1, **options):
-  options = {"env": CARTPOLE, "num_envs": 4, "total_steps": 5000, **options}
+  is_game = isinstance(agent, alphazero.Config)
+  env = envs.Config("seedx:TicTacToe") if is_game else CARTPOLE
+  options = {"env": env, "num_envs": 4, "total_steps": 5000, **options}
   return kind.Config(
     agent=agent or CELLS["ppo"][0],
     learner=learner.Config(

@@ -31,11 +31,17 @@ class Running(running.Running):
     super().run(self.processes.check)
 
   def child(self, role):
+    children = self.children(role)
+    assert children, f"no process of {role}"
+    return children[0]
+
+  def children(self, role):
+    children = []
     for child in set(psutil.Process().children()) - self.before:
       with contextlib.suppress(psutil.NoSuchProcess):  # The child has ended.
         if child.cmdline()[-1:] == [role]:
-          return child
-    raise AssertionError(f"no process of {role}")
+          children.append(child)
+    return children
 
   def wait_for_more_steps(self, env_steps):
     self.wait_for_steps(self.acted.env_steps + env_steps)
@@ -60,6 +66,25 @@ def test_a_killed_actor_is_replaced_while_the_others_continue(tmp_path, capfd):
     run.wait_for_more_steps(1_000)
   assert run.sink.lines[-1]["learner_steps"] > 10
   assert f"actor {victim.pid} died with status -9" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_killed_self_play_workers_come_back(tmp_path, capfd):
+  with Running("apex", "alphazero", tmp_path) as run:
+    run.wait_for_more_steps(200)
+    victims = run.children("actor")
+    assert len(victims) == 2
+    for victim in victims:
+      os.kill(victim.pid, signal.SIGKILL)
+    # No worker is left, so these games come from the new ones.
+    run.wait_for(lambda: len({*run.children("actor")} - {*victims}) == 2)
+    run.wait_for_more_steps(1_000)
+  last = run.sink.lines[-1]
+  assert last["learner_steps"] > 10 and last["loss"] > 0
+  assert last["episodes"] > 50
+  error = capfd.readouterr().err
+  for victim in victims:
+    assert f"actor {victim.pid} died with status -9" in error
 
 
 @pytest.mark.slow

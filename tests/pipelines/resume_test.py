@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments import a2c, dqn, ppo
-from seedx import checkpoint, envs, files, metrics, types, wire
+from seedx import app, checkpoint, envs, files, metrics, types, wire
 from seedx.app.runs import checkpointer, policies, run_dirs
 from seedx.launch import instances
 from seedx.learning import replayed
@@ -31,6 +31,7 @@ CELLS = [
   ("impala", "vtrace"),
   ("a3c", "a2c"),
   ("gorila", "dqn"),
+  ("sync", "alphazero"),
 ]
 STEPS = pipelines_test.TOTAL_STEPS
 
@@ -152,7 +153,8 @@ def test_the_acting_parameters_are_those_of_the_state(saved, tmp_path):
     flat, _ = jax.flatten_util.ravel_pytree(state.params)
     assert state.updates == saved.last["learner_steps"]
   variables = acting.variables if saved.name == "dqn" else acting
-  actual, _ = jax.flatten_util.ravel_pytree(variables.params)
+  params = acting if saved.name == "alphazero" else variables.params
+  actual, _ = jax.flatten_util.ravel_pytree(params)
   np.testing.assert_array_equal(actual, flat)
 
 
@@ -198,6 +200,25 @@ def test_a_restored_run_continues_its_counts_with_new_seeds(
   assert max(seeds.used) < seeds_lib.evaluation_seed(0, 0)
   # New environments receive the env steps of the resumed run.
   assert min(seeds.env_steps) >= last_saved["env_steps"]
+
+
+@pytest.mark.slow
+def test_self_play_that_resumes_twice_is_bitwise_equal(tmp_path):
+  config = pipelines_test.config_of("sync", "alphazero", tmp_path)
+  app.train(config, run_dir=str(tmp_path / "run"), quiet=True)
+  longer, ends = dataclasses.replace(config, total_steps=2 * STEPS), []
+  for name in ("one", "other"):
+    shutil.copytree(tmp_path / "run", tmp_path / name)
+    app.train(longer, resume=str(tmp_path / name), quiet=True)
+    folder = checkpoint.Checkpoints(checkpointer.directory(tmp_path / name))
+    assert len(folder.steps()) == 2
+    step = folder.steps()[-1]
+    ends.append({x: folder.restore(step, x) for x in ("run", "replay")})
+  assert ends[0]["replay"] and len(ends[0]["run"]) > 10
+  (clock,) = (x for x in ends[0]["run"] if "wall_seconds" in x)
+  for end in ends:
+    del end["run"][clock]
+  chex.assert_trees_all_equal(*ends)
 
 
 class Counting:
