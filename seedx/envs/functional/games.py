@@ -1,4 +1,4 @@
-"""Games of two players who move in turn, as pure functions for a search.
+"""Games in which two players take turns, as pure functions for a search.
 
 A state is seen by the player to move, so one network plays both sides.
 `match.Match` makes an environment of a game, and `search.search` looks ahead in
@@ -24,7 +24,7 @@ class Move(NamedTuple):
 
   Attributes:
     state: the next state, seen by the other player.
-    reward: `[]` float32, reward of the player who moved: 1 for a won game, -1
+    reward: `[]` float32, reward of the player that moved: 1 for a won game, -1
       for a lost one, 0 for a draw or an unfinished game.
     over: `[]` bool, whether the game is over.
   """

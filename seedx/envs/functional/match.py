@@ -18,7 +18,7 @@ class State(NamedTuple):
   """The state of a `Match`.
 
   Attributes:
-    position: state of the game, seen by the player who acts next.
+    position: state of the game, seen by the player that acts next.
     over: `[]` bool, whether the next step is a FIRST.
     chosen: `[]` uint32, seed that is drawn for each game, by which an opponent
       of several policies chooses one.
@@ -37,13 +37,13 @@ class Match:
   """A game as an environment, whose observation has its state.
 
   Without an opponent, the agent plays both sides: each reward is that of the
-  player who moved, and the next observation is seen by the other player. With
+  player that moved, and the next observation is seen by the other player. With
   an opponent, the opponent's moves are part of the environment, and rewards are
   the agent's: 1 for a won game, -1 for a lost one, 0 for a draw.
 
   Args:
     game: the game.
-    opponent: "" for self-play, or the opponent, see `opponents.make`.
+    opponent: the opponent, see `opponents.make`; "" for self-play.
     opponent_simulations: number of simulations of each search of an opponent
       "search".
     seat: "first" or "second" for the side of the agent; "both" for a random one
@@ -124,7 +124,7 @@ class Match:
     """Returns the result of a game after its last step, and its length.
 
     With an opponent, the result is the agent's. In self-play, it is that of the
-    player who moved last.
+    player that moved last.
     """
     return {
       "won": (state.result > 0).astype(jnp.float32),

@@ -121,7 +121,7 @@ def search(
     options["qtransform"] = _scaled_values
     options["dirichlet_fraction"] = 0.0
     options["temperature"] = noise
-  found = policy(
+  output = policy(
     params,
     rng_key,
     mctx.RootFnOutput(
@@ -130,12 +130,12 @@ def search(
     _step(game, evaluate, mctx),
     **options,
   )
-  tree, action = found.search_tree.summary(), found.action
+  tree, action = output.search_tree.summary(), output.action
   if kind == "puct":
     # At temperature 0, mctx chooses among the most visited moves by chance.
     action = jnp.where(noise[:, 0] > 0, action, _most_visited(tree))
   return Result(
-    action.astype(jnp.int32), found.action_weights, tree.visit_probs
+    action.astype(jnp.int32), output.action_weights, tree.visit_probs
   )
 
 
