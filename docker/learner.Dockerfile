@@ -1,7 +1,8 @@
 # A learner, and any process that needs JAX. Build it in the repository:
 #   docker build -f docker/learner.Dockerfile --build-arg EXTRA=cuda13 .
-# EXTRA is cuda12, cuda13 or tpu; without it, JAX uses the CPU. Mount a folder
-# that the user `seedx` may write at /home/seedx/runs to keep runs.
+# EXTRA is cuda12, cuda13 or tpu, or several extras, such as cuda13,games; without
+# it, JAX uses the CPU. Mount a folder that the user `seedx` may write at
+# /home/seedx/runs to keep runs.
 FROM python:3.12-slim
 ARG EXTRA=
 WORKDIR /seedx

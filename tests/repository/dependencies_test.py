@@ -19,6 +19,8 @@ _LATE = {
   "cloudpickle": {"seedx/envs/functions.py"},
   "distrax": {"seedx/distributions.py"},
   "matplotlib": {"seedx/app/drawing.py"},
+  "mctx": {"seedx/envs/functional/search.py"},
+  "pgx": {"seedx/envs/functional/pgx_games.py"},
   "rich": {"seedx/metrics/status.py"},
   "rlax": {"seedx/losses/late.py"},
   "scipy": {"seedx/app/runs/statistics.py"},
@@ -34,7 +36,7 @@ _OWN = {
   "examples",
 }
 # If one of these is missing, an error names the command that installs it.
-_OPTIONAL = {"imageio-ffmpeg", "ray"}
+_OPTIONAL = {"imageio-ffmpeg", "mctx", "pgx", "ray"}
 
 
 @functools.cache
@@ -147,10 +149,10 @@ loaded = set(sys.modules)
 import jax
 import seedx.app, seedx.app.training, seedx.app.plot, seedx.app.evaluate
 import seedx.__main__, seedx.join, seedx.acting.thin_actor
-from experiments import apex_dqn, ppo
+from experiments import alphazero, apex_dqn, ppo
 from seedx import envs
 from seedx.app.cli import programs
-for experiment in (apex_dqn, ppo):
+for experiment in (alphazero, apex_dqn, ppo):
   asked, _ = programs.read(experiment.EXPERIMENT, [], experiment.__name__)
   agent = asked.run.agent.make(envs.spec(asked.run.env))
   jax.eval_shape(agent.init, jax.random.key(0))

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from seedx import app, envs, types
-from seedx.agents import dqn, r2d2, rainbow, vtrace
+from seedx.agents import alphazero, dqn, r2d2, rainbow, vtrace
 from seedx.app.cli import configs, experiments, programs
 from seedx.pipelines import sync
 from tests import programs as programs_of_tests
@@ -16,6 +16,7 @@ from tests import programs as programs_of_tests
 compiled_once = programs_of_tests.compiled_once
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "Pong-v5")
+GAMES = ("seedx:TicTacToe", "seedx:ConnectFour")
 # Fields in which an experiment's agent differs from the defaults of its class,
 # and why.
 OF_EXPERIMENTS = {
@@ -60,6 +61,12 @@ PAIRS = [
   for name in experiments.shipped()
   for agent in experiments.load(name).agents or [""]
 ]
+
+
+def envs_of(name):
+  """Returns environments of all kinds that an experiment can train in."""
+  is_game = isinstance(experiments.load(name).config.agent, alphazero.Config)
+  return GAMES if is_game else ENVS
 
 
 @functools.cache
@@ -115,17 +122,22 @@ def test_an_experiments_agent_has_the_defaults_of_its_class(name, agent):
     assert different(continuous, agent_config.for_continuous()) == expected
 
 
-@pytest.mark.parametrize("name", ["dqn", "rainbow", "r2d2", "seed_r2d2"])
-def test_an_experiment_has_the_replay_of_its_agents_module(name):
-  config = experiments.load(name).config
-  agent = {dqn: "dqn", rainbow: "rainbow", r2d2: "r2d2"}
-  (module,) = (x for x, y in agent.items() if y == name.removeprefix("seed_"))
-  assert config.replay == module.REPLAY
+@pytest.mark.parametrize(
+  ("name", "module"),
+  [
+    ("dqn", dqn),
+    ("rainbow", rainbow),
+    *((name, r2d2) for name in ("r2d2", "seed_r2d2")),
+    *((f"{x}alphazero", alphazero) for x in ("", "seed_", "apex_")),
+  ],
+)
+def test_an_experiment_has_the_replay_of_its_agents_module(name, module):
+  assert experiments.load(name).config.replay == module.REPLAY
 
 
 @pytest.mark.parametrize(("name", "agent"), PAIRS)
 def test_every_preset_applies_and_makes_an_agent(name, agent):
-  for env in ENVS:
+  for env in envs_of(name):
     # A resume applies no presets, so presets must not add or remove settings.
     settings = configs.settings(experiments.load(name).with_agent(agent))
     assert settings.keys() == values(name, agent, env=env).keys()
@@ -135,7 +147,8 @@ def test_every_preset_applies_and_makes_an_agent(name, agent):
 
 
 @pytest.mark.parametrize(
-  ("name", "agent"), [x for x in PAIRS if "anakin" not in x[0]]
+  ("name", "agent"),
+  [x for x in PAIRS if "anakin" not in x[0] and envs_of(x[0]) == ENVS],
 )
 def test_presets_fit_the_kind_of_environment(name, agent):
   vectors, continuous, images = (values(name, agent, env=x) for x in ENVS)
