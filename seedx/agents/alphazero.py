@@ -164,7 +164,9 @@ class _Player:
     self._windows = windows.Windows(
       transitions=n_step if config.replayed else None, n_step=n_step
     )
-    self.needs = dataclasses.replace(self._windows.needs, extras=True)
+    self.needs = dataclasses.replace(
+      self._windows.needs, extras=True, unread=tuple(spec.hidden)
+    )
 
   def step(
     self,

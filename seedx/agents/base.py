@@ -1,7 +1,7 @@
 """The contract between agents and pipelines."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import dm_env
@@ -90,6 +90,7 @@ class Needs:
       steps.
     extras: whether learning reads `AgentOutput.extras`. If not, only
       `Agent.priorities` reads extras, and no replay stores them.
+    unread: keys of the observation that learning does not read.
   """
 
   window: int | None = None
@@ -99,6 +100,7 @@ class Needs:
   minibatches: int = 1
   divides_unrolls: bool = False
   extras: bool = True
+  unread: Sequence[str] = ()
 
   def time_steps(self, period: int) -> int:
     """Returns L, the length of an unroll with `period` new env steps.
@@ -120,9 +122,18 @@ class Needs:
   def stored(self, unroll: types.Unroll) -> types.Unroll:
     """Returns the unroll without arrays that learning does not read.
 
-    Learning reads extras only if `extras` is True, and no core state if windows
-    begin at every step.
+    Learning reads extras only if `extras` is True, no core state if windows
+    begin at every step, and no entry `unread` of the observation.
     """
+    if self.unread:
+      timestep = unroll.inputs.timestep
+      read = {
+        k: x for k, x in timestep.observation.items() if k not in self.unread
+      }
+      inputs = unroll.inputs._replace(
+        timestep=timestep._replace(observation=read)
+      )
+      unroll = unroll._replace(inputs=inputs)
     if not self.extras:
       unroll = unroll._replace(extras=())
     if self.window is not None and not self.whole_unrolls:

@@ -713,6 +713,26 @@ def test_only_a_search_plays_both_sides_of_a_game(name):
       config.make(KINDS["game"].spec)
 
 
+def test_what_only_a_search_reads_is_not_stored():
+  case = case_of("alphazero", "game")
+  entry = {"state": specs.Array((9,), np.uint8)}
+  spec = dataclasses.replace(
+    case.spec, observation=case.spec.observation | entry, hidden=("state",)
+  )
+  agent = case.config.make(spec)
+  unroll = case.batch.unroll
+  timestep = unroll.inputs.timestep
+  rows = np.ones((*timestep.reward.shape, 9), np.uint8)
+  seen = timestep._replace(observation=timestep.observation | {"state": rows})
+  whole = unroll._replace(inputs=unroll.inputs._replace(timestep=seen))
+  stored = agent.needs.stored(whole)
+  assert_equal(stored, case.agent.needs.stored(unroll))
+  assert "state" not in stored.inputs.timestep.observation
+  batch = case.batch._replace(unroll=stored)
+  actual = jax.jit(agent.gradients)(case.state, KEY, batch)
+  assert_equal(actual, case.gradients(case.state, KEY, case.batch))
+
+
 def test_cores_share_the_gradients_of_a_search():
   """Windows of unequal weights are on three cores, or on one."""
   case = Case("alphazero", "game", symmetries=False)

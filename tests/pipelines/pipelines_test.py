@@ -436,6 +436,31 @@ def test_a_replay_stores_each_step_of_an_environment_once(
     np.testing.assert_array_equal(stored.action[:-1], unrolls.action[:-1])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", ["sync", "seed", "apex"])
+def test_what_only_a_search_reads_reaches_no_replay(
+  pipeline, tmp_path, monkeypatch
+):
+  config = config_of(pipeline, "alphazero", tmp_path, 400)
+  env = envs.Config("jax:tests.own_games:hidden_state")
+  seen, call = [], replayed.Replayed.__call__
+
+  def spy(source, shares):
+    seen.extend(share.data.inputs.timestep.observation for share in shares)
+    return call(source, shares)
+
+  monkeypatch.setattr(replayed.Replayed, "__call__", spy)
+  made = running.Own(dataclasses.replace(config, env=env))
+  last = run_all(made, made.nodes)
+  assert last["learner_steps"] >= 3 and last["episodes"] > 3
+  # In sync, the replay itself leaves it out.
+  (state, *_) = made.process.replay.states
+  stored = getattr(state, "ring", state).unrolls.inputs.timestep.observation
+  assert {*stored} == {"board", "action_mask"}
+  expected = {"state"} if pipeline == "sync" else set()
+  assert all({*x} == {*stored} | expected for x in seen) and len(seen) > 3
+
+
 def stored_unrolls(state):
   """Returns all unrolls `[L, unrolls, ...]` of a replay that is not full."""
   unrolls = running.copied(state.unrolls._replace(core_state=()))
