@@ -24,9 +24,9 @@ class Step(NamedTuple):
 
   Attributes:
     board: `[B, C, H, W]`, as in `games.Game.observation`, seen by the player to
-      move; after the end, by the player who did not move last.
+      move; after the end, by the one that did not move last.
     legal: `[B, A]` bool; all True after the end.
-    reward: `[B]` float32, reward of the player who moved; 0 after a reset.
+    reward: `[B]` float32, reward of the player that moved; 0 after a reset.
     over: `[B]` bool.
   """
 

@@ -1,0 +1,1 @@
+"""Games between players, such as trained runs; see `main`."""
