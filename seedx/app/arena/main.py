@@ -39,6 +39,8 @@ class Options:
       small games, perfect if empty; none for runs only.
     games: number of games of each pair, half of them with each player as first.
     simulations: number of simulations of each search of the player search.
+    run_simulations: number of simulations of each search of a run; that of its
+      training if 0.
     opening_moves: number of random moves before games of two players whose
       moves are not random, so that their games differ. Both play each opening
       as first. Games with random, perfect or search have no opening.
@@ -56,6 +58,7 @@ class Options:
   against: tuple[str, ...] = ()
   games: int = types.setting(400, low=2, high=2**20)
   simulations: int = types.setting(32, low=1, high=2**16)
+  run_simulations: int = types.setting(0, low=0, high=2**16)
   opening_moves: int = types.setting(2, low=0, high=2**10)
   exhaustive: bool = False
   native: bool = False
@@ -123,7 +126,12 @@ def _play(options: Options) -> int:
   compiled.keep()
   loaded = [
     players.load(
-      x.name, x.directory, x.checkpoint, x.network, trust=options.trust
+      x.name,
+      x.directory,
+      x.checkpoint,
+      x.network,
+      options.run_simulations,
+      trust=options.trust,
     )
     for x in entries
   ]

@@ -12,11 +12,13 @@ import numpy as np
 
 from seedx import types
 from seedx.agents import acting_step
-from seedx.app.runs import policies
+from seedx.app.runs import policies, run_dirs
 from seedx.envs.functional import games, opponents
 
 # Checkpoint of a run's name that stands for new parameters of its agent.
 UNTRAINED = "untrained"
+# The setting of an agent that searches.
+_SIMULATIONS = "num_simulations"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,7 @@ def load(
   run_dir: str,
   checkpoint: str = "latest",
   network: bool = False,
+  num_simulations: int = 0,
   *,
   trust: bool = False,
 ) -> Player:
@@ -58,6 +61,8 @@ def load(
     run_dir: directory of the run.
     checkpoint: checkpoint as in `app.load`, or `UNTRAINED`.
     network: whether an agent that searches plays by its network alone.
+    num_simulations: number of simulations of each search of such an agent; 0
+      for that of the training.
     trust: whether to run the code that the directory names.
 
   Raises:
@@ -65,7 +70,10 @@ def load(
   """
   is_new = checkpoint == UNTRAINED
   which = "latest" if is_new else checkpoint
-  policy = policies.load(run_dir, which, trust=trust)
+  searches = _SIMULATIONS in run_dirs.trusted(run_dir, trust).options
+  changes = searches and num_simulations > 0
+  options = {_SIMULATIONS: num_simulations} if changes else {}
+  policy = policies.load(run_dir, which, trust=trust, options=options)
   if is_new:
     state = jax.jit(policy.agent.init)(jax.random.key(policy.seed))
     policy = dataclasses.replace(

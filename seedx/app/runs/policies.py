@@ -205,6 +205,7 @@ def load(
   config: process.Config | None = None,
   *,
   trust: bool = False,
+  options: Mapping[str, Any] | None = None,
 ) -> Policy:
   """Loads the policy of a run, which may still be training.
 
@@ -217,16 +218,21 @@ def load(
       given, the code that the directory names is trusted.
     trust: whether to run the code that the directory names, such as a custom
       environment or experiment. Anyone may have written these names.
+    options: values of settings of acting, such as `num_simulations`, that
+      replace those of the training.
 
   Raises:
     types.ConfigError: there is no such run or checkpoint, this version of
-      seedx cannot read it, or it names code that is not trusted.
+      seedx cannot read it, or it names code that is not trusted; or a value is
+      out of its range.
   """
   saved = run_dirs.trusted(run_dir, trust or config is not None)
   devices.check()
   directory = checkpointer.directory(run_dir)
   checkpoints = checkpoint.Checkpoints(directory)
   config = config or _config(saved)
+  if options:
+    config = configs.replaced(config, options)
   checkpointer.newest_first(checkpoints)  # Fails early without checkpoints.
   spec = envs.spec(config.env)
   agent = config.agent.make(spec)

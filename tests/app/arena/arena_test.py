@@ -127,6 +127,25 @@ def test_a_run_plays_with_its_search_or_by_its_network(
   assert len(searches) == (0 if network else 1)
 
 
+@pytest.mark.parametrize(("given", "used"), [(0, 2), (5, 5)])
+def test_a_run_searches_with_the_simulations_of_its_training_or_others(
+  runs, given, used, monkeypatch
+):
+  numbers, search = [], alphazero.search_lib.search
+
+  def counted(*args, num_simulations, **options):
+    numbers.append(num_simulations)
+    return search(*args, num_simulations=num_simulations, **options)
+
+  monkeypatch.setattr(alphazero.search_lib, "search", counted)
+  player = players.load("a", runs["search"], num_simulations=given)
+  board = np.zeros((2, 2, 3, 3), np.int8)
+  jax.eval_shape(player.act, jax.random.key(0), board, player.start(2), True)
+  assert numbers == [used]
+  # Other agents have no such setting.
+  players.load("b", runs["ppo"], num_simulations=given, trust=True)
+
+
 def test_a_players_name_has_a_directory_a_checkpoint_and_a_network(tmp_path):
   odd = tmp_path / "a@b"
   odd.mkdir()
