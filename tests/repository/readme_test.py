@@ -62,7 +62,7 @@ class Run:
 def init(project, dir, config, id, resume):
   return Run()
 """
-_TOOLS = ("evaluate", "export", "plot", "certificates", "benchmark")
+_TOOLS = ("arena", "evaluate", "export", "plot", "certificates", "benchmark")
 
 
 def name_of(page):
