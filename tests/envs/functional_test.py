@@ -372,7 +372,13 @@ def test_a_float_option_accepts_an_int():
   assert act(jax.random.key(0)).state.paddle == 3
 
 
-@pytest.mark.parametrize("name", functional.ENVIRONMENTS)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(x, marks=pytest.mark.slow) if x == "Chess" else x
+    for x in functional.ENVIRONMENTS
+  ],
+)
 def test_batched_steps_match_the_specs(name):
   env = functional.ENVIRONMENTS[name]()
 

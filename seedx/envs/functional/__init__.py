@@ -21,6 +21,7 @@ from seedx.envs.functional.episodic import (
 from seedx.envs.functional.games import ConnectFour, Game, TicTacToe
 from seedx.envs.functional.match import Match
 from seedx.envs.functional.minatar import Asterix, Breakout
+from seedx.envs.functional.pgx_games import PgxGame
 
 __all__ = [
   "ENVIRONMENTS",
@@ -38,6 +39,7 @@ __all__ = [
   "MemoryChain",
   "Outcome",
   "Pendulum",
+  "PgxGame",
   "State",
   "TicTacToe",
   "init",
@@ -59,6 +61,10 @@ ENVIRONMENTS: Mapping[str, Callable[..., Environment]] = {
   "Asterix-MinAtar": Asterix,
   "TicTacToe": functools.partial(Match, TicTacToe()),
   "ConnectFour": functools.partial(Match, ConnectFour()),
+  "Othello": functools.partial(Match, PgxGame("othello")),
+  "Hex": functools.partial(Match, PgxGame("hex")),
+  "Go-9x9": functools.partial(Match, PgxGame("go_9x9")),
+  "Chess": functools.partial(Match, PgxGame("chess")),
 }
 
 
