@@ -130,6 +130,20 @@ class Config(model_lib.Config):
     )
 
 
+def evaluation(
+  config: Config, spec: types.EnvironmentSpec
+) -> search_lib.Evaluate:
+  """Returns the agent's network, with which `search.search` can look ahead.
+
+  Its parameters are the acting parameters, such as those of `app.load`.
+
+  Args:
+    config: the agent's config.
+    spec: spec of the game's environment.
+  """
+  return _Player(config, spec, None).evaluate
+
+
 class CoreState(NamedTuple):
   """The core state.
 
@@ -182,7 +196,7 @@ class _Player:
     explored = core_state.moves < config.exploration_moves
     result = search_lib.search(
       self._game,
-      self._evaluate,
+      self.evaluate,
       params,
       rng_key,
       jax.vmap(self._game.state)(inputs.timestep.observation),
@@ -304,7 +318,7 @@ class _Player:
     timestep = inputs.timestep._replace(observation=observation)
     return inputs._replace(timestep=timestep), search_policy
 
-  def _evaluate(
+  def evaluate(
     self, params: types.Tree, rng_key: jax.Array, state: types.Tree
   ) -> search_lib.Evaluation:
     """Evaluates states `[B, ...]` of the game; see `search_lib.Evaluate`."""
