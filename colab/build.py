@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jupyter_client
 import jupytext
@@ -36,7 +36,10 @@ NAMES = (
   "bring_your_own",
   "not_learning",
   "many_seeds",
+  "self_play",
 )
+# Further packages that a notebook's first cell installs with seedx.
+_ALSO: Mapping[str, str] = {"self_play": " mctx"}
 
 _BADGE = (
   "[![Open in Colab]"
@@ -56,7 +59,7 @@ except ImportError:  # This takes a minute or two.
   # JAX comes with the plugin for this runtime's accelerator.
   plugins = dict(cuda13="jax_cuda13_plugin", cuda12="jax_cuda12_plugin", tpu="libtpu")
   extra = next((k for k, v in plugins.items() if importlib.util.find_spec(v)), "")
-  %pip install -q "seedx[{{extra}}] @ git+https://github.com/{repository}"
+  %pip install -q "seedx[{{extra}}] @ git+https://github.com/{repository}"{also}
 
 # The networks here are small: the CPU is faster. For images, use "" instead.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -97,7 +100,9 @@ def notebook(name: str) -> nbformat.NotebookNode:
   new = nbformat.v4
   cells = [
     new.new_markdown_cell(_BADGE.format(repository=REPOSITORY, name=name)),
-    new.new_code_cell(_INSTALL.format(repository=REPOSITORY).strip()),
+    new.new_code_cell(
+      _INSTALL.format(repository=REPOSITORY, also=_ALSO.get(name, "")).strip()
+    ),
   ]
   for cell in source.cells:
     path = cell.metadata.get("writes")
