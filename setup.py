@@ -66,6 +66,7 @@ setuptools.setup(
     "A3C",
     "DQN",
     "Ape-X",
+    "AlphaZero",
   ],
   classifiers=[
     "Development Status :: 4 - Beta",
