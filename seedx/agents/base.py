@@ -351,7 +351,7 @@ def priorities(
 def at_last_step(agent: Agent) -> Agent:
   """Returns the agent that acts at an unroll's last step, without a search.
 
-  Nobody takes that action: the next unroll begins with the same step.
+  That action is never taken: the next unroll begins with the same step.
   """
   return dataclasses.replace(agent, step=agent.without_search or agent.step)
 
