@@ -74,7 +74,7 @@ class Config(model_lib.Config):
   dirichlet_alpha: float = types.setting(0.3, low=1e-6)
   symmetries: bool = True
   value_cost: float = types.setting(1.0, changes="run_time", low=0.0)
-  n_step: int = types.setting(512, low=1, high=2**16)
+  n_step: int = types.setting(64, low=1, high=2**16)
   replayed: bool = True
   residual_blocks: int = types.setting(0, low=0, high=2**10)
   residual_channels: int = types.setting(64, low=1, high=2**16)
