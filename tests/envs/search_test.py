@@ -109,11 +109,11 @@ def legal_of(positions):
 
 def finished_positions():
   """Returns a won, a lost and a drawn board, and a full one."""
-  rng, found = np.random.default_rng(0), {}
-  while len(found) < 3:
+  rng, positions = np.random.default_rng(0), {}
+  while len(positions) < 3:
     *_, (_, _, after, reward, _) = RULES.random_game(rng)
-    found[reward, bool(after.any(0).all())] = after
-  return np.array(list(found.values()))
+    positions[reward, bool(after.any(0).all())] = after
+  return np.array(list(positions.values()))
 
 
 # Values and moves
@@ -129,8 +129,8 @@ def test_exact_values_send_the_visits_to_the_solvers_moves(kind):
   # In few positions, a reply that is seen too late misleads 32 simulations.
   assert best[np.arange(len(positions)), result.action].mean() > 0.97
   shares = [(x * best).sum(-1).mean() for x in (result.visits, result.policy)]
-  least = {"gumbel": (1.3 * uniform.mean(), 0.9), "puct": (0.7, 0.7)}
-  assert (np.array(shares) > least[kind]).all(), shares
+  bounds = {"gumbel": (1.3 * uniform.mean(), 0.9), "puct": (0.7, 0.7)}
+  assert (np.array(shares) > bounds[kind]).all(), shares
 
 
 def wins_and_blocks():
@@ -192,10 +192,10 @@ def test_small_differences_of_values_are_small():
 
 
 def test_puct_considers_untried_moves_lost():
-  """So a move whose value is 0 is tried again before others are."""
+  """A move with the value 0 is tried again before untried ones."""
   start = np.repeat(RULES.start()[None], 8, 0)
-  most = searched("puct", tables_of(), start).visits.max(-1) * SIMULATIONS
-  assert (most > 10).all()
+  largest = searched("puct", tables_of(), start).visits.max(-1) * SIMULATIONS
+  assert (largest > 10).all()
 
 
 # Batches and randomness

@@ -13,7 +13,7 @@ def game(results, values, discount=-1.0):
   """Returns a stream of games of two players, each of three moves.
 
   Args:
-    results: reward of the player who makes the last move, one for each game.
+    results: reward of the last move's player, one for each game.
     values: `[T + 1]`.
     discount: discount of the time steps within a game.
   """

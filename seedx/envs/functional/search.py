@@ -233,14 +233,14 @@ def _with_noise(
 def _most_visited(tree: Any) -> jax.Array:
   """Returns the move with most visits, and of several the one of most value."""
   visits = tree.visit_counts
-  most = visits == jnp.max(visits, axis=-1, keepdims=True)
-  return jnp.argmax(jnp.where(most, tree.qvalues, -jnp.inf), axis=-1)
+  is_most = visits == jnp.max(visits, axis=-1, keepdims=True)
+  return jnp.argmax(jnp.where(is_most, tree.qvalues, -jnp.inf), axis=-1)
 
 
 def _scaled_values(tree: Any, node: jax.Array) -> jax.Array:
   """Maps values of moves from [-1, 1] to [0, 1], as in AlphaZero.
 
-  Illegal moves, which mctx knows only at the root, have the least value: a
+  Illegal moves, which mctx masks only at the root, have the least value: a
   legal move may have less than 0, since the values of networks have no bounds.
   """
   bounds = {"min_value": -1.0, "max_value": 1.0}
