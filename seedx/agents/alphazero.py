@@ -65,6 +65,8 @@ class Config(model_lib.Config):
   max_gradient_norm: float = types.setting(10.0)
   discount: float = types.setting(1.0, changes="run_time")
   reward_scale: float = types.setting(1.0)
+  # The value of a position does not depend on the games played so far.
+  normalize_observations: bool = dataclasses.field(default=False, init=False)
   hidden_sizes: tuple[int, ...] = types.setting((128, 128))
   search: search_lib.Kind = "gumbel"
   num_simulations: int = types.setting(32, low=1, high=2**16)
@@ -78,6 +80,15 @@ class Config(model_lib.Config):
   replayed: bool = True
   residual_blocks: int = types.setting(0, low=0, high=2**10)
   residual_channels: int = types.setting(64, low=1, high=2**16)
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for invalid settings."""
+    super().__post_init__()
+    if self.torso is not None and self.residual_blocks:
+      raise types.ConfigError(
+        "expected residual_blocks 0 with a torso of your own, found"
+        f" {self.residual_blocks}"
+      )
 
   def make(
     self,
@@ -358,7 +369,7 @@ class _Player:
 
 def _with_torso(config: Config) -> Config:
   """Returns the config with the residual network as its torso, if any."""
-  if not config.residual_blocks or config.torso is not None:
+  if not config.residual_blocks:
     return config
   torso: nn.Module = networks.BoardNetwork(
     config.residual_blocks,

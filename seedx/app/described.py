@@ -40,11 +40,11 @@ def pictures(agent: base.Config, env: envs.Config) -> list[str]:
   """Returns a line for each array that may, or may not, be meant as an image.
 
   Images of bytes need no line. The line contains what was chosen, and how to
-  choose otherwise. A torso of the user's own has no lines.
+  choose otherwise. A torso of the user's own and a board have no lines.
   """
-  if getattr(agent, "torso", None) is not None:
-    return []
   spec = envs.spec(env)
+  if getattr(agent, "torso", None) is not None or spec.game is not None:
+    return []
   lines = []
   for name, leaf in trees.named_leaves(spec.observation):
     sides = [size for size in leaf.shape if size >= _MIN_SIDE]
