@@ -326,7 +326,8 @@ def check_one_player(spec: types.EnvironmentSpec) -> None:
   if spec.players > 1:
     raise types.ConfigError(
       "expected an environment of one player, found self-play: choose an"
-      " opponent, as with --env-options opponent=random, or AlphaZero"
+      " opponent with --env-options opponent=random, or opponent=run:DIR for a"
+      " trained run; or train AlphaZero, which plays itself"
     )
 
 

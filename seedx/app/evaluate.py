@@ -15,7 +15,7 @@ from typing import Any
 from seedx import envs, types
 from seedx.acting import playing
 from seedx.app.cli import command_line
-from seedx.app.runs import run_dirs, statistics
+from seedx.app.runs import opponents, run_dirs, statistics
 from seedx.runtime import seeds as seeds_lib
 
 
@@ -27,11 +27,11 @@ class Options(playing.Config):
     run_dir: directory of the run.
     checkpoint: latest, best, or the env steps of a checkpoint.
     trust: whether to run the code that the directory names, such as an
-      environment.
+      environment, or that of an opponent.
     env: another environment with the same observations and actions; that of
       the run if empty.
-    env_options: other options of the environment; the run's other options stay,
-      unless `env` is given.
+    env_options: other options of the environment, such as opponent=perfect; the
+      run's other options stay, unless `env` is given.
     episodes: number of whole episodes to play.
     seed: seed of the episodes.
     video: file (.gif or .mp4) for a video of one episode; no video if empty.
@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(options: Options) -> int:
-  run_dirs.trusted(options.run_dir, options.trust)
+  # An opponent of the command line's takes the place of the run's.
+  opponent = str(options.env_options.get(opponents.OPTION, ""))
+  run_dirs.trusted(options.run_dir, options.trust, opponent)
   # These modules import JAX, so the check comes first.
   from seedx.acting import evaluator
   from seedx.app import compiled, videos
@@ -71,11 +73,15 @@ def _evaluate(options: Options) -> int:
 
   compiled.keep()
   policy = policies.load(
-    options.run_dir, options.checkpoint, trust=options.trust
+    options.run_dir,
+    options.checkpoint,
+    trust=options.trust,
+    opponent=opponent,
   )
   is_other = bool(options.env or options.env_options)
   if is_other or options.log_info:
-    policy = policy.on(_other(policy.env, options))  # Refuses unknown entries.
+    env = opponents.resolved(_other(policy.env, options), options.trust)
+    policy = policy.on(env)  # Refuses unknown entries.
   world = _in_words(policy.env) if is_other else policy.env.env
   if options.video:
     videos.check(options.video, policy.env)
@@ -95,7 +101,7 @@ def _evaluate(options: Options) -> int:
   info = statistics.info_means(policy.env.log_info, played.info)
   result = {
     "env": policy.env.env,
-    "env_options": dict(policy.env.env_options),
+    "env_options": opponents.in_words(policy.env.env_options),
     "env_steps": policy.env_steps,
     "greedy": options.greedy,
     "seed": options.seed,
@@ -150,5 +156,5 @@ def _other(env: envs.Config, options: Options) -> envs.Config:
 
 def _in_words(env: envs.Config) -> str:
   """Returns an environment's name, and its options."""
-  words = command_line.shown(env.env_options)
+  words = command_line.shown(opponents.in_words(env.env_options))
   return f"{env.env} with {words}" if words else env.env

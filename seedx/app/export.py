@@ -17,7 +17,7 @@ import numpy as np
 
 from seedx import files, types
 from seedx.app.cli import command_line
-from seedx.app.runs import run_dirs
+from seedx.app.runs import opponents, run_dirs
 
 if TYPE_CHECKING:
   import jax
@@ -131,7 +131,7 @@ def export(
   return exported, {
     "experiment": policy.name,
     "env": env.env,
-    "env_options": dict(env.env_options),
+    "env_options": opponents.in_words(env.env_options),
     "observation_transform": env.observation_transform,
     "info_keys": list(env.info_keys),
     "env_steps": policy.env_steps,

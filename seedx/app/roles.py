@@ -6,6 +6,7 @@ import threading
 from seedx import types, wire
 from seedx.app import compiled, devices
 from seedx.app.cli import configs, experiments
+from seedx.app.runs import opponents
 from seedx.launch import joining
 from seedx.launch import nodes as nodes_lib
 from seedx.on_cpu import allocator
@@ -65,6 +66,7 @@ def play(
       f" difference in {', '.join(sorted(other))}"
     )
   config = configs.replaced(config, options)
+  config = dataclasses.replace(config, env=opponents.resolved(config.env))
   node = next(node for node in config.nodes() if node.role == welcome.role)
   work = dataclasses.replace(
     node.config, address=listen or address, security=security

@@ -22,6 +22,7 @@ from seedx.app.cli import configs
 from seedx.app.runs import (
   checkpointer,
   evaluations,
+  opponents,
   resuming,
   run_dirs,
   warm_start,
@@ -51,7 +52,8 @@ class Config(checkpointer.Config, evaluations.Config, warm_start.Config):
     run_dir: directory for the run's files; runs/<experiment>/<time> if empty.
     resume: directory of a run to resume; or auto, which resumes the run in
       --run-dir if that has a checkpoint, and else begins it there.
-    trust: whether to run the code that the resumed directory names.
+    trust: whether to run the code that the resumed directory names, or that of
+      an opponent.
     stop_at: mean return at which the run ends early: the mean of an evaluation,
       or, in a run without evaluations, of the last 100 episodes.
     quiet: whether to hide the progress.
@@ -223,6 +225,7 @@ def run(
   asked = asked or config
   record = run_dirs.record(config, asked, experiment)
   shared = run_dirs.settings_of_all_hosts(asked)
+  config, files = _with_opponents(config, files)
   work = _Work(config, files, record, shared, presets, others_join, sinks)
   stop = threading.Event()
   with (
@@ -233,6 +236,17 @@ def run(
     if launching.learner_on_cluster and not others_join:
       return _on_cluster(work, stop, ending)
     return _run(work, stop, ending, wall_clock)
+
+
+def _with_opponents(
+  config: process.Config, files: Config
+) -> tuple[process.Config, Config]:
+  """Returns the configs with opponents that every process can load."""
+  env = opponents.resolved(config.env, files.trust)
+  other = dataclasses.replace(env, env_options=files.evaluate_env_options)
+  other = opponents.resolved(other, files.trust)
+  files = dataclasses.replace(files, evaluate_env_options=other.env_options)
+  return dataclasses.replace(config, env=env), files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,7 +349,7 @@ def _follow(
     devices.explaining_memory(),
     _sockets(config, work.others_join, watch) as sockets,
   ):
-    config, nodes, processes = _launched(config, sockets)
+    config, nodes, processes = _launched(config, record, sockets)
     try:
       trainer = config.learn(context)
       if trainer.server is not None:
@@ -384,11 +398,12 @@ def _lead(
     _open(files, record) as run_dir,
     _sockets(config, work.others_join, watch) as sockets,
   ):
+    opponents.check(config.env)  # Before anything is started.
     taken, record = _warm(config, files, record)
     loggers = [*_loggers(files, config, run_dir), *work.sinks]
     # The other processes start first, because their imports take seconds, on
     # other CPU cores.
-    config, nodes, processes = _launched(config, sockets)
+    config, nodes, processes = _launched(config, record, sockets)
     watch.leaving.append(processes.stop)
     try:
       if not files.quiet:
@@ -428,7 +443,8 @@ def _lead(
         saver.finish(bool(ending.status or context.hosts.status))
     finally:
       processes.stop()
-  _draw(config.env.env, record.name, run_dir)
+  metric = "evaluation_return" if files.evaluate_env_options else ""
+  _draw(config.env.env, record.name, run_dir, metric or "episode_return")
   return Run(
     run_dir,
     last,
@@ -549,7 +565,7 @@ def _sockets(
 
 
 def _launched(
-  config: Any, sockets: str
+  config: Any, record: run_dirs.Config, sockets: str
 ) -> tuple[Any, list[nodes_lib.Node], instances.Instances]:
   """Starts the other processes, unless `sockets` is "".
 
@@ -573,7 +589,7 @@ def _launched(
     config.security.of_server(address)
     reached = cluster.reached(address)
     nodes = dataclasses.replace(config, address=reached).nodes()
-    code = envs.code_in(configs.in_json(config))
+    code = envs.code_in(_shared_options(config, record))
     placed = ray_cluster.on_cluster(nodes, reached, config.security, code)
     return config, nodes, ray_cluster.Tasks(placed, config.launching, cluster)
   except BaseException:
@@ -588,9 +604,16 @@ def _roles(
   addresses: Mapping[str, admission.Addresses],
 ) -> admission.Roles:
   """Returns the roles and options for processes that join the run."""
-  names = {*configs.settings(config), "agent"}
-  options = {k: v for k, v in record.options.items() if k in names}
+  options = _shared_options(config, record)
   return admission.Roles(nodes, record.experiment or "", options, addresses)
+
+
+def _shared_options(
+  config: process.Config, record: run_dirs.Config
+) -> dict[str, Any]:
+  """Returns the recorded settings of the pipeline, which processes share."""
+  names = {*configs.settings(config), "agent"}
+  return {k: v for k, v in record.options.items() if k in names}
 
 
 def _check_pipeline(config: process.Config) -> None:
@@ -666,11 +689,11 @@ def _tensorboard(
   return events.TensorBoard(run_dir, settings, videos)
 
 
-def _draw(env: str, name: str, run_dir: pathlib.Path) -> None:
+def _draw(env: str, name: str, run_dir: pathlib.Path, metric: str) -> None:
   """Draws the learning curve, or prints why it cannot."""
   try:
     lines = metrics.read_lines(run_dir / run_dirs.METRICS)
-    plot.draw({env: {name: [lines]}}, run_dir / run_dirs.CURVE)
+    plot.draw({env: {name: [lines]}}, run_dir / run_dirs.CURVE, metric)
   except (OSError, types.ConfigError) as error:
     print(f"cannot draw learning_curve.png: {error}", file=sys.stderr)
 

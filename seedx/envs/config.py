@@ -20,8 +20,9 @@ SEEDX_PREFIX, JAX_PREFIX = "seedx:", "jax:"
 # Prefixes of the names of seedx's environments and transforms.
 _SEEDX_PREFIXES = (SEEDX_PREFIX, "seedx.envs.transforms:")
 _PACKAGE = pathlib.Path(__file__).parent.parent
-# EnvPool options whose values are words of a fixed set. Other text options,
-# such as `xml_file` and ViZDoom's `game_args`, make a simulator read files.
+# Options whose values are words of a fixed set. Other text options, such as
+# `xml_file` and ViZDoom's `game_args`, make a simulator read files; a word has
+# no slash or colon, so no `opponent` with one is a word.
 _WORD_OPTIONS = frozenset(
   (
     "task",
@@ -48,6 +49,8 @@ _WORD_OPTIONS = frozenset(
     "action_kinds",
     "instr_kinds",
     "wfc_preset",
+    "opponent",
+    "seat",
   )
 )
 
@@ -187,10 +190,10 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
     options: any settings by their names, as JSON.
 
   Returns:
-    Settings that name a module outside seedx. If `env` is among them, so is
-      `env_options`: a factory's options may name code, as those of
-      `gymnasium:make` do. It is also among them if an option may make a
-      simulator read files.
+    Settings that name a module outside seedx. If `env` is among them, so are
+      `env_options` and `evaluate_env_options`: a factory's options may name
+      code, as those of `gymnasium:make` do. They are also among them if an
+      option may make a simulator read files, or names a run as an opponent.
   """
   code = {
     name: options[name]
@@ -198,9 +201,11 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
     if ":" in str(options.get(name, ""))
     and not str(options[name]).startswith(_SEEDX_PREFIXES)
   }
-  env_options = options.get("env_options")
-  if env_options and ("env" in code or not _are_plain(env_options)):
-    code["env_options"] = env_options
+  names_env = "env" in code
+  for name in ("env_options", "evaluate_env_options"):
+    env_options = options.get(name)
+    if env_options and (names_env or not _are_plain(env_options)):
+      code[name] = env_options
   return code
 
 

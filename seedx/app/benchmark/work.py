@@ -25,6 +25,7 @@ from seedx import envs, sharding, types
 from seedx.acting import local_actor, unroll_store
 from seedx.agents import acting_step, base, model
 from seedx.app import devices
+from seedx.app.runs import opponents
 from seedx.app.studies import trials
 from seedx.envs import config as env_config
 from seedx.envs import envpool_spec
@@ -130,7 +131,9 @@ def config_of(words: str, env: str) -> Any:
     words: the experiment and its own options.
     env: name of the environment, unless the experiment's options have one.
   """
-  return trials.read(words_of(words, env)).run
+  asked = trials.read(words_of(words, env))
+  config = opponents.resolved(asked.run.env, asked.files.trust)
+  return dataclasses.replace(asked.run, env=config)
 
 
 def sizes_of(config: process.Config) -> Sizes:

@@ -9,6 +9,7 @@ import tree
 
 from seedx import envs, types
 from seedx.app.cli import command_line, configs
+from seedx.app.runs import opponents
 
 C = TypeVar("C")
 
@@ -112,7 +113,7 @@ def kind(config: envs.Config, images: Preset | None) -> Kind:
   Raises:
     types.ConfigError: the environment does not exist.
   """
-  spec = envs.spec(config)
+  spec = envs.spec(opponents.without_runs(config))
   if _has_images(spec):
     made_for = images is not None and images.games == envs.games(config)
     return "images" if made_for else "none"

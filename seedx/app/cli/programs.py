@@ -166,7 +166,8 @@ def _defaults(
   names = [x for x, s in settings.items() if s.path[:2] == ("run", "env")]
   if resumed is not None:
     if not values["trust"]:
-      given = command_line.read_some(asked, names, argv)
+      own = [*names, "evaluate_env_options"]
+      given = command_line.read_some(asked, own, argv)
       run_dirs.check_code(resumed, run_dir, own=given)
     return run_dirs.restored(asked, resumed), []
   # Presets depend on these settings.

@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from seedx import envs, files, metrics, types
 from seedx.acting import evaluator
-from seedx.app.runs import run_dirs, statistics
+from seedx.app.runs import run_dirs, spaces, statistics
 from seedx.envs import rendering
 from seedx.runtime import process
 from seedx.runtime import seeds as seeds_lib
@@ -20,6 +21,8 @@ from seedx.runtime import seeds as seeds_lib
 _CANCEL_SECONDS = 2.0
 # Number of videos that may wait for TensorBoard's sink.
 _MAX_VIDEOS = 4
+# The option of an environment that changes in a run, see `envs.at`.
+_ENV_STEPS = "env_steps"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,8 @@ class Config:
     evaluate_every_steps: env steps between two evaluations; 0 for none. The
       first evaluation is at the start, the last at the end.
     evaluate_episodes: number of greedy episodes per evaluation.
+    evaluate_env_options: options of the environment in evaluations, besides
+      those of the training, such as opponent=random or other env_steps.
     record_video: whether each evaluation records a video of one episode.
   """
 
@@ -38,6 +43,9 @@ class Config:
   )
   evaluate_episodes: int = types.setting(
     10, changes="resume", labels=False, low=1, high=2**16
+  )
+  evaluate_env_options: Mapping[str, Any] = types.setting(
+    {}, changes="resume", labels=False
   )
   record_video: bool = types.setting(False, changes="resume", labels=False)
 
@@ -73,23 +81,25 @@ class Periodic:
     """Makes an evaluator, which plays nothing yet.
 
     Raises:
-      types.ConfigError: the agent has no `greedy` step, or videos are to be
-        recorded of an environment that cannot be rendered.
+      types.ConfigError: the agent has no `greedy` step, videos are to be
+        recorded of an environment that cannot be rendered, or the environment
+        of the evaluations cannot be made or does not fit.
     """
+    env, spec = _checked(run, config)
     self.videos = collections.deque[metrics.Video](maxlen=_MAX_VIDEOS)
     if config.record_video:
       try:
-        rendering.check_render(run.env)
+        rendering.check_render(env)
       except types.ConfigError as error:
         raise types.ConfigError(f"{error}; leave out --record-video") from error
     self._line: Mapping[str, metrics.Value] = {}
     self.means: dict[int, float] = {}
     self.words = ""
     self._evaluator = evaluator.Evaluator(
-      run.agent.make(envs.spec(run.env)),
-      evaluator.Config(run.env, num_episodes=config.evaluate_episodes),
+      run.agent.make(spec),
+      evaluator.Config(env, num_episodes=config.evaluate_episodes),
     )
-    self._seed, self._env = run.seed, run.env
+    self._seed, self._env = run.seed, env
     self._config = config
     self._folder = files.Folder(run_dir)
     self._due_steps = self._last_steps = -1
@@ -169,7 +179,8 @@ class Periodic:
         env_steps // config.evaluate_every_steps
       )
       seed = seeds_lib.evaluation_seed(self._seed, number)
-      played = self._evaluator.play(acting, seed, self._stop, env_steps)
+      at = None if _ENV_STEPS in config.evaluate_env_options else env_steps
+      played = self._evaluator.play(acting, seed, self._stop, at)
       if self._stop.is_set():
         return
       recorded = self._record(env_steps, acting, seed)
@@ -201,7 +212,9 @@ class Periodic:
     from seedx.app import videos  # It imports Gymnasium.
 
     started = time.monotonic()
-    env = envs.at(self._env, env_steps)
+    env = self._env
+    if _ENV_STEPS not in self._config.evaluate_env_options:
+      env = envs.at(env, env_steps)
     video = videos.record_small(
       env, acting, self._evaluator, seed, env_steps, self._stop
     )
@@ -215,3 +228,28 @@ class Periodic:
       path = folder / name
       print(f"cannot write {str(path)!r} ({error.strerror})", file=sys.stderr)
     return {"video_seconds": time.monotonic() - started}
+
+
+def _checked(
+  run: process.Config, config: Config
+) -> tuple[envs.Config, types.EnvironmentSpec]:
+  """Returns the environment of the evaluations, and the spec for the agent.
+
+  Raises:
+    types.ConfigError: the environment cannot be made, its observations or
+      actions are other ones than in training, or it is self-play.
+  """
+  spec = envs.spec(run.env)
+  env, played = run.env, spec
+  if config.evaluate_env_options:
+    options = {**env.env_options, **config.evaluate_env_options}
+    env = dataclasses.replace(env, env_options=options)
+    played = envs.spec(env)
+    spaces.check_same(spec, played, "--evaluate-env-options")
+  if played.players > 1:
+    raise types.ConfigError(
+      "expected an opponent in evaluations, whose returns mean nothing in"
+      " self-play, found none; add --evaluate-env-options opponent=random, or"
+      " leave out --evaluate-every-steps"
+    )
+  return env, spec

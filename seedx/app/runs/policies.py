@@ -17,7 +17,7 @@ from seedx import checkpoint, envs, files, types
 from seedx.agents import acting_step, base
 from seedx.app import devices
 from seedx.app.cli import configs, experiments, programs
-from seedx.app.runs import checkpointer, run_dirs
+from seedx.app.runs import checkpointer, opponents, run_dirs, spaces
 from seedx.envs import actions as actions_lib
 from seedx.runtime import process
 
@@ -31,10 +31,12 @@ class Policy:
     name: name of the run's experiment or script, such as `ppo`.
     seed: seed of the run.
     env_steps: env steps of the run at the checkpoint.
-    env: config of the environment at the checkpoint, see `envs.at`.
+    env: config of the environment at the checkpoint, see `envs.at`; a process
+      that plays in it loads the runs that are its opponents.
     spec: spec of the environment.
     agent: the agent, without a mesh axis.
     acting: acting parameters, `agent.acting(state)`.
+    has_memory: whether the network has a memory.
   """
 
   directory: files.Folder
@@ -45,6 +47,7 @@ class Policy:
   spec: types.EnvironmentSpec
   agent: base.Agent
   acting: types.Tree
+  has_memory: bool = False
 
   def initial_state(self, batch_size: int) -> acting_step.ActingState:
     """Returns the state for the first call of `act` with `batch_size` rows."""
@@ -57,15 +60,9 @@ class Policy:
       types.ConfigError: the environment does not exist, or its observations or
         actions differ from those of the training.
     """
+    env = opponents.resolved(env)
     spec = envs.spec(env)
-    old, new = _spaces(self.spec), _spaces(spec)
-    for name in {**old, **new}:
-      if old.get(name) != new.get(name):
-        raise types.ConfigError(
-          f"expected an environment whose {name} is {old.get(name, 'missing')},"
-          f" as in training, found {new.get(name, 'none')} in {env.env};"
-          " choose one with the same observations and actions"
-        )
+    spaces.check_same(self.spec, spec, env.env)
     return dataclasses.replace(self, env=env, spec=spec)
 
   def without_search(self) -> "Policy":
@@ -206,6 +203,7 @@ def load(
   *,
   trust: bool = False,
   options: Mapping[str, Any] | None = None,
+  opponent: str = "",
 ) -> Policy:
   """Loads the policy of a run, which may still be training.
 
@@ -220,13 +218,16 @@ def load(
       environment or experiment. Anyone may have written these names.
     options: values of settings of acting, such as `num_simulations`, that
       replace those of the training.
+    opponent: opponent in place of that of the run's game, which then is not
+      loaded; empty for the same one.
 
   Raises:
     types.ConfigError: there is no such run or checkpoint, this version of
       seedx cannot read it, or it names code that is not trusted; or a value is
       out of its range.
   """
-  saved = run_dirs.trusted(run_dir, trust or config is not None)
+  trust = trust or config is not None
+  saved = run_dirs.trusted(run_dir, trust, opponent)
   devices.check()
   directory = checkpointer.directory(run_dir)
   checkpoints = checkpoint.Checkpoints(directory)
@@ -234,7 +235,8 @@ def load(
   if options:
     config = configs.replaced(config, options)
   checkpointer.newest_first(checkpoints)  # Fails early without checkpoints.
-  spec = envs.spec(config.env)
+  env = opponents.resolved(opponents.against(config.env, opponent), trust)
+  spec = envs.spec(env)
   agent = config.agent.make(spec)
   like = jax.eval_shape(
     lambda key: agent.acting(agent.init(key)), jax.random.key(0)
@@ -249,10 +251,11 @@ def load(
     name=saved.name,
     seed=config.seed,
     env_steps=env_steps,
-    env=envs.at(config.env, env_steps),
+    env=envs.at(env, env_steps),
     spec=spec,
     agent=agent,
     acting=jax.device_put(acting),
+    has_memory=getattr(config.agent, "memory", None) is not None,
   )
 
 
@@ -290,27 +293,6 @@ def _class(name: str, package: str) -> type:
       " seedx; use app.load(run_dir, config=...)"
     )
   return importlib.import_module(name.partition(":")[0]).Config
-
-
-def _spaces(spec: types.EnvironmentSpec) -> dict[str, str]:
-  """Returns the parts of a spec that a policy depends on, in words by name."""
-
-  def in_words(leaf: Any, has_bounds: bool) -> str:
-    words = [f"{leaf.dtype} {list(leaf.shape)}"]
-    if has_bounds and hasattr(leaf, "minimum"):
-      bounds = f"{leaf.minimum.tolist()} to {leaf.maximum.tolist()}"
-      words.append(f"from {bounds}")
-    return " ".join(words)
-
-  spaces = {}
-  for path, leaf in checkpoint.named(spec.observation):
-    # The bounds of floats have no effect; those of integers are sizes.
-    whole = np.issubdtype(leaf.dtype, np.integer)
-    name = f"observation {path!r}" if path else "observation"
-    spaces[name] = in_words(leaf, has_bounds=whole)
-  spaces["action"] = in_words(spec.action, has_bounds=True)
-  spaces["action mask"] = spec.action_mask or "none"
-  return spaces
 
 
 def _rows(

@@ -21,6 +21,7 @@ import numpy as np
 import seedx
 from seedx import envs, files, metrics, types
 from seedx.app.cli import command_line, configs, experiments
+from seedx.app.runs import opponents
 
 C = TypeVar("C")
 
@@ -261,16 +262,27 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
   )
 
 
-def trusted(run_dir: str | os.PathLike[str], trust: bool) -> Config:
+def trusted(
+  run_dir: str | os.PathLike[str], trust: bool, opponent: str = ""
+) -> Config:
   """Reads `config.json`; unless `trust`, refuses code that is not seedx's.
+
+  Args:
+    run_dir: directory of the run.
+    trust: whether the code that the run names may run.
+    opponent: opponent in place of that of the run's game; empty for the same.
 
   Raises:
     types.ConfigError: see `config` and `check_code`.
   """
   run = config(run_dir)
   if not trust:
-    check_code(run, run_dir)
-  return run
+    # Only training evaluates, and asks for the code of evaluations. The user
+    # names the other opponent.
+    used = _against(run, "random" if opponent else "")
+    options = {**used.options, "evaluate_env_options": {}}
+    check_code(dataclasses.replace(used, options=options), run_dir)
+  return _against(run, opponent)
 
 
 def restored(asked: C, saved: Config) -> C:
@@ -474,6 +486,16 @@ def labels(runs: Sequence[Run]) -> list[str]:
     words = [x for k, x in options.items() if (run.experiment, k) in differing]
     labels.append(" ".join([name, *words]))
   return labels
+
+
+def _against(saved: Config, opponent: str) -> Config:
+  """Returns a run's config with another opponent; see `opponents.against`."""
+  options = dict(saved.options)
+  if "env_options" in options:
+    options["env_options"] = opponents.options_against(
+      options["env_options"], opponent
+    )
+  return dataclasses.replace(saved, options=options)
 
 
 def _folders(folder: files.Folder) -> list[files.Folder]:

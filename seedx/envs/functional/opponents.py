@@ -1,6 +1,7 @@
 """Opponents in games: pure functions from a position to a move."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ from seedx.envs.functional import games, search
 Opponent = Callable[[jax.Array, jax.Array, Any], jax.Array]
 
 NAMES = ("random", "perfect", "search")
+# The + between two opponents; that of a directory's name is not one.
+_AND = re.compile(rf"\+(?=(?:{'|'.join(NAMES)})(?:\+|$)|[\w.]+:)")
 
 
 def make(game: games.Game, name: str, num_simulations: int = 32) -> Opponent:
@@ -25,12 +28,16 @@ def make(game: games.Game, name: str, num_simulations: int = 32) -> Opponent:
     name: "random"; "perfect", a random one of the best moves, for small games;
       "search", a tree search with random playouts; or MODULE:FUNCTION for your
       own, a function of the game that returns an `Opponent`. In
-      MODULE:FUNCTION:TEXT, the function receives the text, too.
+      MODULE:FUNCTION:TEXT, the function receives the text, too. Several names
+      with + between them stand for a random one of these in each game.
     num_simulations: number of simulations of "search".
 
   Raises:
     types.ConfigError: there is no such opponent.
   """
+  names = members(name)
+  if len(names) > 1:
+    return _one_of([make(game, x, num_simulations) for x in names])
   if name == "random":
     return _among(game.legal)
   if name == "perfect":
@@ -46,11 +53,46 @@ def make(game: games.Game, name: str, num_simulations: int = 32) -> Opponent:
   if ":" not in name:
     raise types.ConfigError(
       f"unknown opponent {name!r}. {env_config.suggestion(name, NAMES)} A"
-      " trained run is run:DIR, and your own opponent MODULE:FUNCTION."
+      " trained run is run:DIR, your own opponent MODULE:FUNCTION, and a"
+      " random one of several A+B."
     )
   module, function, *text = name.split(":", 2)
   factory = env_config.load_function(f"{module}:{function}", "an opponent")
-  opponent: Opponent = factory(game, *text)
+  try:
+    opponent: Opponent = factory(game, *text)
+  except types.ConfigError:
+    raise
+  except Exception as error:  # A user's function may raise anything.
+    raise types.ConfigError(
+      f"opponent {name} raises {env_config.in_one_line(error)}"
+    ) from error
+  return opponent
+
+
+def members(name: str) -> list[str]:
+  """Returns the names of the opponents in a name; see `make`."""
+  return _AND.split(name)
+
+
+def _one_of(opponents: Sequence[Opponent]) -> Opponent:
+  """Returns an opponent that is another one in each game.
+
+  With a batch of games, each move costs the sum of all opponents' moves.
+  """
+
+  def opponent(
+    rng_key: jax.Array, game_seed: jax.Array, state: types.Tree
+  ) -> jax.Array:
+    count = len(opponents)
+    move: jax.Array = jax.lax.switch(
+      (game_seed % count).astype(jnp.int32),
+      opponents,
+      rng_key,
+      game_seed // count,
+      state,
+    )
+    return move
+
   return opponent
 
 

@@ -1,0 +1,51 @@
+"""The spaces of an environment, on which a policy depends."""
+
+from typing import Any
+
+import numpy as np
+
+from seedx import checkpoint, types
+
+
+def check_same(
+  trained: types.EnvironmentSpec, other: types.EnvironmentSpec, env: str
+) -> None:
+  """Checks that a policy can play in another environment.
+
+  Args:
+    trained: spec of the environment that the policy was trained in.
+    other: spec of the other environment.
+    env: name of the other environment.
+
+  Raises:
+    types.ConfigError: observations or actions differ.
+  """
+  old, new = _spaces(trained), _spaces(other)
+  for name in {**old, **new}:
+    if old.get(name) != new.get(name):
+      raise types.ConfigError(
+        f"expected an environment whose {name} is {old.get(name, 'missing')},"
+        f" as in training, found {new.get(name, 'none')} in {env}; choose one"
+        " with the same observations and actions"
+      )
+
+
+def _spaces(spec: types.EnvironmentSpec) -> dict[str, str]:
+  """Returns the parts of a spec that a policy depends on, in words by name."""
+
+  def in_words(leaf: Any, has_bounds: bool) -> str:
+    words = [f"{leaf.dtype} {list(leaf.shape)}"]
+    if has_bounds and hasattr(leaf, "minimum"):
+      bounds = f"{leaf.minimum.tolist()} to {leaf.maximum.tolist()}"
+      words.append(f"from {bounds}")
+    return " ".join(words)
+
+  spaces = {}
+  for path, leaf in checkpoint.named(spec.observation):
+    # The bounds of floats have no effect; those of integers are sizes.
+    whole = np.issubdtype(leaf.dtype, np.integer)
+    name = f"observation {path!r}" if path else "observation"
+    spaces[name] = in_words(leaf, has_bounds=whole)
+  spaces["action"] = in_words(spec.action, has_bounds=True)
+  spaces["action mask"] = spec.action_mask or "none"
+  return spaces
