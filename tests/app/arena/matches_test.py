@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -149,11 +150,33 @@ def test_each_opening_is_played_from_both_sides():
   )
 
 
-def test_players_without_randomness_repeat_a_game_without_openings():
+def game_by_hand(parameters):
+  """Returns the score of the first of two counting players."""
+  stones, numbers, last = [set(), set()], [1, 1], [0, 0]
+  for move in range(9):
+    side = move % 2
+    empty = [k for k in range(9) if k not in stones[0] | stones[1]]
+    cell = moves_by_hand(parameters[side], numbers[side], last[side], empty)
+    stones[side].add(cell)
+    numbers[side], last[side] = numbers[side] + 1, cell
+    if has_won(stones[side]):
+      return 1 - side
+  return 0.5
+
+
+def test_without_openings_players_repeat_a_game_each_with_its_memory():
   board = matches.Board(GAME, 50)
-  a, b = counting_player(0), counting_player(3)
-  ((pair,)) = matches.tournament(board, [a, b], 0, 0, lambda *_: None).values()
-  assert max(pair.first) == max(pair.second) == 50
+  parameters = 0, 1, 2, 3, 5
+  everyone = [counting_player(k) for k in parameters]
+  results = matches.tournament(board, everyone, 0, 0, lambda *_: None)
+  scores = set()
+  for (a, b), pair in zip(
+    itertools.combinations(parameters, 2), results.values(), strict=True
+  ):
+    score = ratings.score(pair.first).value, ratings.score(pair.second).value
+    assert score == (game_by_hand((a, b)), 1 - game_by_hand((b, a)))
+    scores.update(score)
+  assert scores >= {0, 1}
 
 
 def test_openings_do_not_end_games():
