@@ -1,9 +1,13 @@
 """Tic-tac-toe, learned by AlphaZero and played against every line of moves."""
 
+import json
+import os
+
 import jax
 import pytest
 
 from experiments import alphazero
+from seedx.app.arena import main as arena
 from seedx.app.arena import matches, players
 from tests import programs
 
@@ -14,18 +18,18 @@ own_signals = programs.own_signals
 def optimized():
   """Compiles as users do: a search runs longer than it takes to compile."""
   name = "jax_disable_most_optimizations"
-  before = getattr(jax.config, name)
   jax.config.update(name, False)
   yield
-  jax.config.update(name, before)
+  jax.config.update(name, name.upper() in os.environ)
 
 
 def exams(path, *words):
-  """Trains, and returns the exams of the trained and of an untrained agent."""
+  """Trains; returns exams with 32 simulations, trained and untrained."""
   words = ("--run-dir", path, "--quiet", *words)
   assert programs.main(alphazero, words) == 0
   loaded = [
-    players.load(name, path, name) for name in ("latest", players.UNTRAINED)
+    players.load(name, path, name, num_simulations=32)
+    for name in ("latest", players.UNTRAINED)
   ]
   return [matches.exam(x.game, x, 200) for x in loaded]
 
@@ -33,7 +37,25 @@ def exams(path, *words):
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
 def test_a_short_training_loses_few_lines_of_tic_tac_toe(tmp_path):
-  trained, untrained = exams(str(tmp_path / "run"), "--total-steps", "80000")
+  words = "--total-steps", "160000", "--num-simulations", "16"
+  trained, untrained = exams(str(tmp_path / "run"), *words)
   assert trained.lost_as_first == 0 and trained.lost_as_second <= 15
-  # The search alone has as many simulations.
   assert untrained.lost_as_second > 50
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("optimized")
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_default_training_loses_few_lines_and_beats_random_play(
+  tmp_path, seed
+):
+  path = str(tmp_path / "run")
+  trained, untrained = exams(path, "--seed", str(seed))
+  assert trained.lost_as_first == 0 and trained.lost_as_second <= 15
+  assert untrained.lost_as_second > 50
+  output = tmp_path / "arena.json"
+  words = path, "--against", "random", "--output", str(output)
+  assert programs.main(arena, words) == 0
+  (pair,) = json.loads(output.read_text())["pairs"]
+  # Perfect play scores 93.6%.
+  assert pair["both"]["score"] >= 0.9 and pair["both"]["lost"] <= 4
