@@ -31,6 +31,10 @@ REPLAY = replay_lib.Config(
   replay_ratio=2.0,
 )
 
+# A search prefers a won game, 1, to any estimate of the network, which may be
+# larger: otherwise it puts off wins.
+_LARGEST_ESTIMATE = 0.95
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(model_lib.Config):
@@ -347,7 +351,8 @@ class _Player:
     log_policy, value = self._network(
       params, inputs._replace(timestep=timestep)
     )
-    return search_lib.Evaluation(log_policy[0], value[0])
+    value = jnp.clip(value[0], -_LARGEST_ESTIMATE, _LARGEST_ESTIMATE)
+    return search_lib.Evaluation(log_policy[0], value)
 
   def _network(
     self, params: types.Tree, inputs: types.Inputs
