@@ -108,8 +108,9 @@ def positions(
   while len(boards) < number and played < _MAX_GAMES:
     key = jax.random.fold_in(jax.random.key(seed), played)
     played += _GAMES
-    for game in zip(*map(np.asarray, play(policy.acting, key)), strict=True):
-      for board in random.permutation(late(*game, empty)):
+    games = zip(*map(np.asarray, play(policy.acting, key)), strict=True)
+    for of_game, step_type in games:
+      for board in random.permutation(late(of_game, step_type, empty)):
         name = min(board.tobytes(), board[..., ::-1].tobytes())
         if name in seen:
           continue

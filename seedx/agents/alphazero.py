@@ -67,8 +67,10 @@ class Config(model_lib.Config):
 
   learning_rate: float = types.setting(2e-3, changes="run_time")
   max_gradient_norm: float = types.setting(10.0)
-  discount: float = types.setting(1.0, changes="run_time")
-  reward_scale: float = types.setting(1.0)
+  # The search counts results as they are, so learning does, too.
+  discount: float = dataclasses.field(default=1.0, init=False)
+  reward_scale: float = dataclasses.field(default=1.0, init=False)
+  reward_clip: float = dataclasses.field(default=0.0, init=False)
   # The value of a position does not depend on the games played so far.
   normalize_observations: bool = dataclasses.field(default=False, init=False)
   hidden_sizes: tuple[int, ...] = types.setting((128, 128))

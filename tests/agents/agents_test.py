@@ -208,7 +208,9 @@ class Case:
   def __init__(self, name, kind="vector", horizon=None, **fields):
     self.algorithm, self.kind = ALGORITHMS[name], KINDS[kind]
     self.spec = self.kind.spec
-    fields = {"hidden_sizes": (8,), "reward_scale": 1.0, **fields}
+    if name != "alphazero":  # Its rewards are the results of games.
+      fields = {"reward_scale": 1.0, **fields}
+    fields = {"hidden_sizes": (8,), **fields}
     self.config = self.algorithm.config(**self.kind.config | fields)
     horizon = horizon or self.algorithm.horizon
     self.agent = self.config.make(self.spec, None, horizon)

@@ -88,7 +88,9 @@ TOTAL_STEPS = 600
 
 def agent_config(pipeline, name, **changes):
   """Returns a small agent; `changes` are fields of its config."""
-  fields = {"hidden_sizes": (8,), "learning_rate": 1e-2, "reward_scale": 1.0}
+  fields = {"hidden_sizes": (8,), "learning_rate": 1e-2}
+  if name != "alphazero":  # Its rewards are the results of games.
+    fields |= {"reward_scale": 1.0}
   if name == "ppo":
     fields |= {"epochs": 2, "minibatches": 2}
   if name in REPLAYED:
