@@ -304,3 +304,35 @@ def test_wrong_options_are_refused_in_one_line(env, options, message):
 def test_names_of_opponents_are_all_accepted():
   for name in opponents.NAMES:
     assert callable(opponents.make(boards.TIC_TAC_TOE.game, name, 2))
+
+
+def test_games_begin_with_random_moves():
+  """Every number from 0 is as frequent, and the number of a side is right."""
+  timestep, _, info = played(seed=3, opening_moves=3)
+  first = timestep.step_type == FIRST
+  stones = timestep.observation["board"].sum(axis=(-1, -2))
+  own, other = stones[..., 0][first], stones[..., 1][first]
+  # The player to move has as many stones as the other, or one less.
+  np.testing.assert_array_equal(info["moves"][first], own + other)
+  assert set((other - own).tolist()) == {0, 1}
+  counts = np.bincount(own + other, minlength=4) / len(own)
+  assert len(own) > 300 and len(counts) == 4
+  np.testing.assert_allclose(counts, 0.25, atol=0.08)
+  boards_ = timestep.observation["board"][first]
+  assert len(np.unique(boards_, axis=0)) > 50
+
+
+@pytest.mark.parametrize("seat", ["first", "second"])
+def test_the_seat_is_the_agents_also_after_random_moves(seat):
+  timestep, _, _ = played(seed=4, opening_moves=3, opponent="random", seat=seat)
+  first = timestep.step_type == FIRST
+  stones = timestep.observation["board"].sum(axis=(-1, -2))[first]
+  behind = stones[:, 1] - stones[:, 0]
+  assert (behind == (seat == "second")).all()
+
+
+def test_random_moves_do_not_end_a_game():
+  timestep, _, info = played(seed=5, opening_moves=9)
+  first = timestep.step_type == FIRST
+  assert not (timestep.step_type[:-1][first[1:]] == FIRST).any()
+  assert (info["moves"][first] < 9).all() and info["moves"][first].max() > 5

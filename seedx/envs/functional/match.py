@@ -1,6 +1,6 @@
 """An environment of a game: self-play, or play against an opponent."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dm_env
 import dm_env.specs
@@ -48,6 +48,9 @@ class Match:
       "search".
     seat: "first" or "second" for the side of the agent; "both" for a random one
       in each game. It has no effect in self-play.
+    opening_moves: largest number of random moves, of both players, with which a
+      game begins; each number from 0 is as frequent. Self-play meets more
+      different positions with them.
 
   Raises:
     types.ConfigError: an option is out of its range.
@@ -59,7 +62,9 @@ class Match:
     opponent: str = "",
     opponent_simulations: int = 32,
     seat: str = "both",
+    opening_moves: int = 0,
   ) -> None:
+    types.check_range("opening_moves", opening_moves, 0, game.max_moves)
     if seat not in _SEATS:
       raise types.ConfigError(
         f"expected seat {', '.join(_SEATS)}, found {seat!r}"
@@ -70,7 +75,8 @@ class Match:
     self.action = dm_env.specs.DiscreteArray(
       game.num_actions, np.int32, "action"
     )
-    self._seat = seat
+    self._seat, self._opening_moves = seat, opening_moves
+    self._random = opponents.make(game, "random")
     self._opponent: opponents.Opponent | None = None
     if opponent:
       self._opponent = opponents.make(game, opponent, opponent_simulations)
@@ -92,18 +98,18 @@ class Match:
     """See `Environment`."""
     first = state.over
     chosen_key, seat_key, reply_key = jax.random.split(rng_key, 3)
+    start, opening = self._opened(jax.random.fold_in(rng_key, 3))
     moved = self.game.play(state.position, action)
     move = games.Move(
-      jax.tree.map(
-        lambda a, b: jnp.where(first, a, b), self.game.start(), moved.state
-      ),
+      jax.tree.map(lambda a, b: jnp.where(first, a, b), start, moved.state),
       jnp.where(first, 0.0, moved.reward),
       ~first & moved.over,
     )
     chosen = jnp.where(first, jax.random.bits(chosen_key), state.chosen)
-    moves = jnp.where(first, 0, state.moves + 1)
+    moves = jnp.where(first, opening, state.moves + 1)
     if self._opponent is not None:
-      replies = jnp.where(first, self._is_second(seat_key), ~move.over)
+      is_next = (opening % 2 == 1) ^ self._is_second(seat_key)
+      replies = jnp.where(first, is_next, ~move.over)
       reply = self._opponent(reply_key, chosen, move.state)
       move = _replied(move, self.game.play(move.state, reply), replies)
       moves += replies
@@ -132,6 +138,29 @@ class Match:
       "lost": (state.result < 0).astype(jnp.float32),
       "moves": state.moves.astype(jnp.float32),
     }
+
+  def _opened(self, rng_key: jax.Array) -> tuple[types.Tree, jax.Array]:
+    """Returns a game after random moves, and their number, `[]` int32.
+
+    A random move that would end the game is not made, nor are more.
+    """
+    start, none = self.game.start(), jnp.int32(0)
+    if not self._opening_moves:
+      return start, none
+    number_key, rng_key = jax.random.split(rng_key)
+    number = jax.random.randint(number_key, (), 0, self._opening_moves + 1)
+
+    def move(k: jax.Array, opened: tuple[types.Tree, jax.Array]) -> Any:
+      position, moves = opened
+      key = jax.random.fold_in(rng_key, k)
+      moved = self.game.play(position, self._random(key, moves, position))
+      goes_on = (k < number) & (k == moves) & ~moved.over
+      position = jax.tree.map(
+        lambda a, b: jnp.where(goes_on, a, b), moved.state, position
+      )
+      return position, moves + goes_on
+
+    return jax.lax.fori_loop(0, self._opening_moves, move, (start, none))
 
   def _is_second(self, rng_key: jax.Array) -> jax.Array:
     if self._seat == "both":
