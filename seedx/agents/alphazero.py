@@ -249,9 +249,7 @@ class _Player:
     """Returns the gradient of the mean loss over the batch on all cores."""
     costs = state.hyperparameters
     sample = self._windows.sample(batch)
-    inputs, search_policy, steps = self._positions(
-      sample.unroll, costs["discount"]
-    )
+    inputs, search_policy, steps = self._positions(sample.unroll)
     if self._config.symmetries:
       inputs, search_policy = self._augmented(rng_key, inputs, search_policy)
     _, last_value = self._network(
@@ -296,14 +294,16 @@ class _Player:
     return gradients, types.LossOutput(metrics.pop("weight"), metrics)
 
   def _positions(
-    self, unroll: types.Unroll, discount: jax.Array
+    self, unroll: types.Unroll
   ) -> tuple[types.Inputs, jax.Array, windows.Steps]:
     """Returns inputs `[T + 1, B]`, search policies `[T, B]`, and steps.
 
     A window of a replay becomes one transition, to the end of its n-step
     return.
     """
-    steps = self._windows.steps(self.model, unroll, discount)
+    steps = self._windows.steps(
+      self.model, unroll, jnp.float32(self._config.discount)
+    )
     if self._spec.players > 1:
       steps = steps._replace(discount=-steps.discount)
     inputs, search_policy = unroll.inputs, unroll.extras.search_policy[:-1]

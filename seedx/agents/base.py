@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import dm_env
 import jax
@@ -374,12 +374,13 @@ def without_priorities(agent: Agent) -> Agent:
   return dataclasses.replace(agent, priorities=None, step=step)
 
 
-def hyperparameters(config: object) -> dict[str, jax.Array]:
+def hyperparameters(config: Any) -> dict[str, jax.Array]:
   """Returns the settings that change at run time, `[]` float32 by name."""
+  about = types.about(config)
   return {
-    name: jnp.float32(getattr(config, name))
-    for name, about in types.about(config).items()
-    if about.changes == "run_time"
+    field.name: jnp.float32(getattr(config, field.name))
+    for field in dataclasses.fields(config)
+    if field.init and about[field.name].changes == "run_time"
   }
 
 

@@ -95,12 +95,12 @@ def losses(agent, params, batches, key=0, weights=(1.0,), **changed):
   batch = jax.tree.map(lambda *x: np.stack(x), *batches)
   if agent.needs.window is not None:
     batch = types.Sample(batch, np.float32([weights] * len(batches)))
-  run, settings = measured(agent), {"discount": 1.0, "value_cost": 1.0}
+  run, settings = measured(agent), {"value_cost": 1.0}
   settings |= changed
   return jax.device_get(run(params, batch, jax.random.key(key), settings))
 
 
-def result(unroll, start, row, stop, players, values, discount=1.0):
+def result(unroll, start, row, stop, players, values):
   """Returns what a position is worth to the player to move.
 
   That is the result of its game, or the value at the step `stop`, from which
@@ -111,7 +111,7 @@ def result(unroll, start, row, stop, players, values, discount=1.0):
   for step in range(start + 1, stop + 1):
     if step_type[step, row] == LAST:
       return sign * reward[step, row]
-    sign *= -discount if players == 2 else discount
+    sign *= -1 if players == 2 else 1
   return sign * values[stop, row]
 
 
@@ -135,16 +135,11 @@ def test_windows_learn_the_games_result_for_the_player_to_move(
   learned = np.array([step_type[x] != LAST for x in windows])
   kernel = np.random.default_rng(2).normal(size=(18, 1)).astype(np.float32)
   board = unroll.inputs.timestep.observation["board"]
-  for size, discount in ((1.0, 0.5), (0.0, 1.0), (1.0, 1.0)):
-    actual = losses(
-      agent, params_of(value=size * kernel), batches, discount=discount
-    )
+  for size in (0.0, 1.0):
+    actual = losses(agent, params_of(value=size * kernel), batches)
     values = (board.reshape(STEPS, SIZE, 18) @ (size * kernel))[..., 0]
     targets = np.array(
-      [
-        result(unroll, t, row, t + n, players, values, discount)
-        for t, row in windows
-      ]
+      [result(unroll, t, row, t + n, players, values) for t, row in windows]
     )
     value = np.array([values[x] for x in windows])
     np.testing.assert_array_equal(actual["weight"], learned)
