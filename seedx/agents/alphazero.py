@@ -383,7 +383,7 @@ def _with_torso(config: Config) -> Config:
     config.residual_channels,
     jnp.dtype(config.compute_dtype),
   )
-  return dataclasses.replace(config, torso=torso)
+  return dataclasses.replace(config, torso=torso, residual_blocks=0)
 
 
 def _log(probabilities: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from seedx import envs, types
+from seedx import envs, networks, types
 from seedx.agents import a2c, acting_step, alphazero, base, dqn, ppo
 from tests.envs import boards, match_test
 
@@ -386,6 +386,20 @@ def test_an_environment_without_a_game_is_refused():
   for env in ("seedx:Catch", "seedx:CartPole-v1"):
     with pytest.raises(types.ConfigError, match="such as seedx:TicTacToe"):
       alphazero.Config().make(envs.spec(envs.Config(env)))
+
+
+def test_residual_blocks_are_refused_only_beside_a_torso_of_your_own():
+  torso = networks.BoardNetwork(blocks=1, channels=4)
+  with pytest.raises(types.ConfigError, match="residual_blocks 0"):
+    alphazero.Config(torso=torso, residual_blocks=1)
+  shapes = [
+    jax.eval_shape(config.make(spec_of()).init, jax.random.key(0)).params
+    for config in (
+      alphazero.Config(torso=torso),
+      alphazero.Config(residual_blocks=1, residual_channels=4),
+    )
+  ]
+  assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize("agent", [a2c, ppo, dqn])
