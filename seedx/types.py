@@ -315,7 +315,8 @@ class EnvironmentSpec:
     native_action: nest of `dm_env.specs.BoundedArray` that the environment
       takes, see `envs.actions`; None if it takes `action`.
     game: rules for a search, an `envs.functional.Game` whose state is in each
-      observation; None if the environment is not such a game.
+      observation; None if the environment is not such a game, or its
+      observations are transformed.
     players: 2 if two players alternate: each reward is that of the player that
       moved, and the next observation is seen by the other. Otherwise 1.
     hidden: keys of `observation` that networks do not see.

@@ -106,7 +106,8 @@ class Config(model_lib.Config):
     if spec.game is None:
       raise types.ConfigError(
         "expected a game whose rules are JAX functions, so that a search can"
-        " look ahead, such as seedx:TicTacToe, found another environment"
+        " look ahead, such as seedx:TicTacToe, found another environment, or an"
+        " observation_transform"
       )
     player = _Player(self, spec, axis_name)
     optimizer = optimizers.Optimizer.make(self, horizon)

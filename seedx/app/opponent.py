@@ -66,6 +66,12 @@ def _loaded(game: games.Game, text: str, trust: bool) -> opponents_lib.Opponent:
 def _check(policy: policies.Policy, game: games.Game, path: str) -> None:
   """Raises types.ConfigError if a policy cannot play a game by its state."""
   name = type(game).__name__
+  if policy.env.observation_transform or policy.env.info_keys:
+    raise types.ConfigError(
+      "expected an opponent without observation_transform and info_keys, which"
+      f" are not JAX functions, found one with them in {path!r}; choose another"
+      " run"
+    )
   if policy.spec.game != game:
     raise types.ConfigError(
       f"expected a run of {name} as an opponent, found one of"
@@ -80,10 +86,4 @@ def _check(policy: policies.Policy, game: games.Game, path: str) -> None:
     raise types.ConfigError(
       "expected an opponent without a memory, which sees only the position,"
       f" found one with a memory in {path!r}; choose another run"
-    )
-  if policy.env.observation_transform or policy.env.info_keys:
-    raise types.ConfigError(
-      "expected an opponent without observation_transform and info_keys, which"
-      f" are not JAX functions, found one with them in {path!r}; choose another"
-      " run"
     )

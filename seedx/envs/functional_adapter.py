@@ -175,7 +175,8 @@ def _spec(
     return spec
   return dataclasses.replace(
     spec,
-    game=game,
+    # A search cannot begin at a transformed observation, nor look at one.
+    game=None if config.observation_transform else game,
     players=getattr(environment, "players", 1),
     hidden=tuple(game.hidden),
   )

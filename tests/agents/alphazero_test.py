@@ -388,6 +388,19 @@ def test_an_environment_without_a_game_is_refused():
       alphazero.Config().make(envs.spec(envs.Config(env)))
 
 
+def other_side(observation):
+  """A transform after which a position has the same shape, but is another."""
+  return observation | {"board": observation["board"][:, ::-1]}
+
+
+def test_a_search_does_not_begin_at_transformed_observations():
+  env = envs.Config("seedx:TicTacToe", {"opponent": "random"})
+  env = dataclasses.replace(env, observation_transform=other_side)
+  with pytest.raises(types.ConfigError, match="an observation_transform"):
+    alphazero.Config().make(envs.spec(env))
+  assert dqn.Config().make(envs.spec(env))
+
+
 def test_residual_blocks_are_refused_only_beside_a_torso_of_your_own():
   torso = networks.BoardNetwork(blocks=1, channels=4)
   with pytest.raises(types.ConfigError, match="residual_blocks 0"):

@@ -96,7 +96,7 @@ def of_run(
     types.ConfigError: the run was not trained on a game, or has no such moves.
   """
   game, agent = policy.spec.game, policy.agent
-  if game is None or policy.env.observation_transform:
+  if game is None:
     raise types.ConfigError(
       "expected a run that was trained on a game, such as seedx:TicTacToe,"
       f" without a transform of observations, found one on {policy.env.env}:"
