@@ -26,5 +26,5 @@ class _HiddenState(functional.TicTacToe):
     return observation["state"]
 
 
-def hidden_state():
-  return functional.Match(_HiddenState())
+def hidden_state(**options):
+  return functional.Match(_HiddenState(), **options)

@@ -182,6 +182,7 @@ def make(
     gradients=gradients,
     apply=apply,
     update=base.composed_update(gradients, apply),
+    needs=base.Needs(unread=tuple(spec.hidden)),
     start=start,
   )
 

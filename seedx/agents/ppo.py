@@ -185,7 +185,8 @@ def make(
     steps_per_update=steps_per_update,
     separable=False,
   )
-  needs = base.Needs(
+  needs = dataclasses.replace(
+    agent.needs,
     whole_batches=True,
     minibatches=config.minibatches,
     divides_unrolls=config.recurrent,

@@ -193,7 +193,7 @@ def make(
     gradients=gradients,
     apply=apply,
     update=base.composed_update(gradients, apply),
-    needs=windows.needs,
+    needs=dataclasses.replace(windows.needs, unread=tuple(spec.hidden)),
     exploration=functools.partial(exploration, config),
     start=start,
     priorities=q_network.priorities if windows.replayed else None,

@@ -11,6 +11,7 @@ from dm_env import specs
 
 from seedx import envs, networks, types
 from seedx.agents import a2c, acting_step, alphazero, base, dqn, ppo
+from tests import conftest
 from tests.envs import boards, match_test
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
@@ -377,6 +378,23 @@ def test_networks_do_not_see_hidden_parts_of_observations():
     for x in (spec, extended)
   ]
   assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("kind", [a2c, ppo, dqn, alphazero])
+def test_no_agent_learns_from_hidden_parts_of_observations(kind):
+  options = {"opponent": "random"}
+  spec = envs.spec(envs.Config("jax:tests.own_games:hidden_state", options))
+  agent = kind.Config(hidden_sizes=(4,)).make(spec)
+  state = jax.eval_shape(agent.init, jax.random.key(0))
+  length = agent.needs.window or 4
+  unroll = conftest.random_unroll(agent, spec, length, np.zeros(8), 0)
+  stored = agent.needs.stored(unroll)
+  assert {*unroll.inputs.timestep.observation} == {*spec.observation}
+  observation = stored.inputs.timestep.observation
+  assert {*observation} == {"board", "action_mask"}
+  if agent.needs.window is not None:
+    stored = types.Sample(stored, np.ones(8, np.float32))
+  assert jax.eval_shape(agent.update, state, jax.random.key(0), stored)
 
 
 # Refusals
