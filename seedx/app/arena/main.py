@@ -117,8 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _play(options: Options) -> int:
   entries = [Entry.of(name) for name in options.run]
-  for entry in entries:
-    run_dirs.trusted(entry.directory, options.trust)
+  for entry in entries:  # Only the game of a run's environment is needed.
+    run_dirs.trusted(entry.directory, options.trust, opponent="random")
   # These modules import JAX, so the check comes first.
   from seedx.app import compiled
   from seedx.app.arena import matches, players

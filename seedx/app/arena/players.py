@@ -70,10 +70,13 @@ def load(
   """
   is_new = checkpoint == UNTRAINED
   which = "latest" if is_new else checkpoint
-  searches = _SIMULATIONS in run_dirs.trusted(run_dir, trust).options
-  changes = searches and num_simulations > 0
+  # The opponent of the run's training does not play here.
+  saved = run_dirs.trusted(run_dir, trust, opponent="random")
+  changes = _SIMULATIONS in saved.options and num_simulations > 0
   options = {_SIMULATIONS: num_simulations} if changes else {}
-  policy = policies.load(run_dir, which, trust=trust, options=options)
+  policy = policies.load(
+    run_dir, which, trust=trust, options=options, opponent="random"
+  )
   if is_new:
     state = jax.jit(policy.agent.init)(jax.random.key(policy.seed))
     policy = dataclasses.replace(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -222,3 +223,14 @@ def test_code_that_a_run_names_needs_trust(runs, tmp_path, capfd):
   config.write_text(config.read_text().replace("CartPole-v1", "theirs:make"))
   words = [str(path) + "@10:network", "--games", "2"]
   assert "theirs:make; if you trust" in programs.refused(arena, words, capfd)
+
+
+def test_a_run_plays_without_the_opponent_of_its_training(runs, tmp_path):
+  path = tmp_path / "learned"
+  shutil.copytree(runs["ppo"], path)
+  config = path / "config.json"
+  config.write_text(
+    config.read_text().replace('"random"', '"run:missing+random"')
+  )
+  words = [str(path), "--games", "2", "--against", "random"]
+  assert programs.main(arena, words) == 0
