@@ -71,14 +71,16 @@ class Results:
         (
           "player",
           "opponent",
-          "as first: won, drawn, lost",
-          "score (95% interval)",
-          "as second: won, drawn, lost",
-          "score (95% interval)",
-          "all games: lost",
+          "moves",
+          "won, drawn, lost",
+          "lost",
           "score (95% interval)",
         ),
-        [[*names, *_cells(pair)] for names, pair in self.pairs.items()],
+        [
+          row
+          for names, pair in self.pairs.items()
+          for row in _rows(names, pair)
+        ],
       ),
       _table(
         ("rank", "player", "Elo", "95% interval"),
@@ -136,15 +138,17 @@ def _recorded(counts: ratings.Counts) -> dict[str, Any]:
   }
 
 
-def _cells(pair: Pair) -> list[str]:
-  all_games = pair.both()
+def _rows(names: tuple[str, str], pair: Pair) -> list[list[str]]:
+  sides = {"first": pair.first, "second": pair.second, "both": pair.both()}
   return [
-    f"{pair.first.won}, {pair.first.drawn}, {pair.first.lost}",
-    _score(pair.first),
-    f"{pair.second.won}, {pair.second.drawn}, {pair.second.lost}",
-    _score(pair.second),
-    f"{all_games.lost / sum(all_games):.2%}",
-    _score(all_games),
+    [
+      *(names if side == "first" else ("", "")),
+      side,
+      f"{counts.won}, {counts.drawn}, {counts.lost}",
+      f"{counts.lost / sum(counts):.2%}",
+      _score(counts),
+    ]
+    for side, counts in sides.items()
   ]
 
 
@@ -154,5 +158,8 @@ def _score(counts: ratings.Counts) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  lines = [titles, ["---"] * len(titles), *rows]
-  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+  widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+  lines = [titles, ["-" * width for width in widths], *rows]
+  return "\n".join(
+    f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines
+  )
