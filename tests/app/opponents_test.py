@@ -108,7 +108,15 @@ def test_a_run_has_an_opponent_for_each_checkpoint(run_dir, positions):
     actual = moves(opponent.run(GAME, f"{run_dir}@{which}"), positions)
     expected = greedy(app.load(run_dir, which), positions)
     np.testing.assert_array_equal(actual, expected)
-  assert opponents.split("a@b") == ("a@b", "latest")
+
+
+def test_the_name_of_an_existing_directory_is_not_split(tmp_path):
+  odd = tmp_path / "a@7"
+  assert opponents.split(f"{odd}") == (f"{tmp_path}/a", "7")
+  odd.mkdir()
+  assert opponents.split(f"{odd}") == (f"{odd}", "latest")
+  assert opponents.split(f"{odd}@8") == (f"{odd}", "8")
+  assert opponents.split("a@b/c") == ("a@b/c", "latest")
 
 
 def fixed(game, text):

@@ -21,7 +21,7 @@ from typing import Any
 from seedx import files, types
 from seedx.app.arena import tables
 from seedx.app.cli import command_line
-from seedx.app.runs import run_dirs
+from seedx.app.runs import opponents, run_dirs
 
 _NETWORK = ":network"
 _NONE = ("none",)
@@ -101,11 +101,7 @@ class Entry:
     if os.path.isdir(name):
       return cls(name, name)
     path = name.removesuffix(_NETWORK)
-    network = path != name
-    directory, at, checkpoint = path.rpartition("@")
-    if not at or os.path.isdir(path):
-      return cls(name, path, network=network)
-    return cls(name, directory, checkpoint, network)
+    return cls(name, *opponents.split(path), network=path != name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

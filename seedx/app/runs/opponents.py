@@ -6,7 +6,6 @@ opponent. Here, a run becomes the name of the function that loads it.
 
 import dataclasses
 import os
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -79,9 +78,14 @@ def in_words(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split(text: str) -> tuple[str, str]:
-  """Returns directory and checkpoint of `DIR` or `DIR@CHECKPOINT`."""
-  match = re.fullmatch(r"(.+)@(latest|best|\d+)", text, flags=re.DOTALL)
-  return (match[1], match[2]) if match else (text, "latest")
+  """Returns directory and checkpoint of `DIR` or `DIR@CHECKPOINT`.
+
+  An existing directory may have an @ in its name.
+  """
+  directory, at, checkpoint = text.rpartition("@")
+  if not at or "/" in checkpoint or os.path.isdir(text):
+    return text, "latest"
+  return directory, checkpoint
 
 
 def _replaced(env: envs.Config, load: Callable[[str], str]) -> envs.Config:
