@@ -140,6 +140,9 @@ class _Session:
       thread.join(_STEP_SECONDS)
     if self._failure is not None:
       raise self._failure
+    if thread.is_alive():  # It has not seen why the stream ended.
+      for _ in self._exchange:
+        pass
 
   def _step_all(self) -> None:
     try:

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 
 import numpy as np
+import pytest
 
 from seedx import envs
 from seedx.acting import protocol, thin_actor
@@ -96,3 +97,48 @@ def test_rows_have_a_column_of_info_only_if_entries_are_logged():
   *others, last = layout.to_json()["columns"]
   assert others == plain
   assert (last["name"], last["shape"]) == ("info", [2])
+
+
+@pytest.mark.parametrize("on", ["unix", "tcp"])
+def test_an_actor_that_is_slow_when_its_stream_fails_connects_again(
+  tmp_path, monkeypatch, on
+):
+  monkeypatch.setattr(thin_actor, "_STEP_SECONDS", 0.01)
+  made, stop, again = threading.Event(), threading.Event(), threading.Event()
+
+  def make(*args, **options):
+    made.wait(60)
+    raise OSError
+
+  monkeypatch.setattr(thin_actor.envs, "make", make)
+  opened = []
+
+  class Session:
+    def __init__(self, hello):
+      self.welcome = {"first_seed": 0, "env_steps": 0}
+      opened.append(hello)
+      if len(opened) > 1:
+        stop.set()
+        again.set()
+
+    def __call__(self, rows):
+      raise AssertionError
+
+    def close(self):
+      pass
+
+  actors = thin_actor.Config(num_actors=1, envs_per_actor=1)
+  address = f"unix:{tmp_path}/s" if on == "unix" else "127.0.0.1:0"
+  server = server_lib.Server(address, 2, silent_seconds=0.2)
+  server.bind_stream(
+    protocol.ACT, Session, *protocol.act_layouts(envs.spec(ENV), 1)
+  )
+  with server:
+    work = thin_actor.Work(server.address, ENV, actors, retry_seconds=0.01)
+    thread = threading.Thread(
+      target=thin_actor.run, args=(work, stop), daemon=True
+    )
+    thread.start()
+    thread.join(20)
+    made.set()
+    assert again.is_set()
