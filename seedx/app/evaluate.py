@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seedx import envs, types
+from seedx import envs, files, types
 from seedx.acting import playing
 from seedx.app.cli import command_line
 from seedx.app.runs import opponents, run_dirs, statistics
@@ -69,7 +69,7 @@ def _evaluate(options: Options) -> int:
   # These modules import JAX, so the check comes first.
   from seedx.acting import evaluator
   from seedx.app import compiled, videos
-  from seedx.app.runs import policies
+  from seedx.app.runs import evaluations, policies
 
   compiled.keep()
   policy = policies.load(
@@ -82,6 +82,9 @@ def _evaluate(options: Options) -> int:
   if is_other or options.log_info:
     env = opponents.resolved(_other(policy.env, options), options.trust)
     policy = policy.on(env)  # Refuses unknown entries.
+  evaluations.check_has_opponent(
+    policy.spec, "--env-options opponent=random, or use seedx arena"
+  )
   world = _in_words(policy.env) if is_other else policy.env.env
   if options.video:
     videos.check(options.video, policy.env)
@@ -117,9 +120,17 @@ def _evaluate(options: Options) -> int:
   if played.cut:
     print(f"{played.cut} episodes were cut at --max-episode-steps", flush=True)
   name = _file_name(policy.env_steps, world if is_other else "")
-  path = policy.directory / name
+  _write(policy.directory, name, result)
+  return 0
+
+
+def _write(
+  directory: files.Folder, name: str, result: Mapping[str, Any]
+) -> None:
+  """Writes statistics into a run's directory, and prints their path."""
+  path = directory / name
   try:
-    policy.directory.write(name, json.dumps(result, indent=2) + "\n")
+    directory.write(name, json.dumps(result, indent=2) + "\n")
   except OSError as error:  # Another user's directory, or a full disk.
     print(
       f"these statistics could not be written to {str(path)!r}"
@@ -128,7 +139,6 @@ def _evaluate(options: Options) -> int:
     )
   else:
     print(f"these statistics and every return are in {path}", flush=True)
-  return 0
 
 
 def _seed(of_run: int, options: Options) -> int:

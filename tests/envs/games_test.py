@@ -1,12 +1,16 @@
 """The rules of games, their symmetries, and the moves of perfect play."""
 
+import dataclasses
 import functools
 import pickle
 
+import dm_env.specs
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seedx import types
 from seedx.envs.functional import games
 from tests.envs import boards
 
@@ -255,3 +259,58 @@ def test_games_can_be_compared_and_pickled():
     same = pickle.loads(pickle.dumps(game))
     assert same == game and hash(same) == hash(game)
   assert one != other
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(games.TicTacToe):
+  """Tic-tac-toe with a wrong part."""
+
+  part: str = ""
+
+  @property
+  def observation(self):
+    specs = super().observation
+    if self.part == "name":
+      return {"cells": specs["board"], "action_mask": specs["action_mask"]}
+    if self.part == "flat":
+      return specs | {"board": dm_env.specs.Array((18,), np.int8)}
+    if self.part == "dtype":
+      return specs | {"board": dm_env.specs.Array((2, 3, 3), np.float32)}
+    return specs
+
+  @property
+  def symmetries(self):
+    cells = games.square_symmetries(3)
+    if self.part == "cells":
+      return games.Symmetries(cells[:, :8], cells)
+    return cells if self.part == "array" else None
+
+  def play(self, state, action):
+    move = super().play(state, action)
+    if self.part == "state":
+      return move._replace(state=move.state.astype(jnp.float32))
+    return move
+
+
+@pytest.mark.parametrize(
+  ("part", "words"),
+  [
+    ("name", "'board' None"),
+    ("flat", r"'board' \(18,\)"),
+    ("cells", "9 and 9 columns"),
+    ("array", "as games.Symmetries"),
+    ("state", "play of Broken"),
+    ("dtype", "observe of Broken"),
+  ],
+)
+def test_a_wrong_part_of_a_game_is_named(part, words):
+  with pytest.raises(types.ConfigError, match=words):
+    games.check(Broken(part=part))
+
+
+def test_a_game_without_symmetries_is_right():
+  game = Broken()
+  games.check(game)
+  board, policy = np.ones((2, 2, 3, 3)), np.ones((2, 9))
+  turned = games.augmented(game, jax.random.key(0), board, policy)
+  assert turned[0] is board and turned[1] is policy

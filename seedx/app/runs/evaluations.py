@@ -246,10 +246,18 @@ def _checked(
     env = dataclasses.replace(env, env_options=options)
     played = envs.spec(env)
     spaces.check_same(spec, played, "--evaluate-env-options")
-  if played.players > 1:
+  check_has_opponent(
+    played,
+    "--evaluate-env-options opponent=random, or leave out"
+    " --evaluate-every-steps",
+  )
+  return env, spec
+
+
+def check_has_opponent(spec: types.EnvironmentSpec, remedy: str) -> None:
+  """Raises types.ConfigError for self-play, whose returns mean nothing."""
+  if spec.players > 1:
     raise types.ConfigError(
       "expected an opponent in evaluations, whose returns mean nothing in"
-      " self-play, found none; add --evaluate-env-options opponent=random, or"
-      " leave out --evaluate-every-steps"
+      f" self-play, found none; add {remedy}"
     )
-  return env, spec

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from seedx import types
 from seedx.envs import config as env_config
+from seedx.envs.functional import games
 from seedx.envs.functional.bsuite import Catch, DeepSea, MemoryChain
 from seedx.envs.functional.classic_control import Acrobot, CartPole, Pendulum
 from seedx.envs.functional.episodic import (
@@ -116,6 +117,10 @@ def _from_factory(config: env_config.Config) -> Environment:
   factory = env_config.load_function(name, "a factory jax:")
   try:
     environment = factory(**config.env_options)
+    if hasattr(environment, "game"):
+      games.check(environment.game)
+  except types.ConfigError as error:
+    raise types.ConfigError(f"{config.env}: {error}") from error
   except Exception as error:  # A factory may raise anything.
     raise types.ConfigError(
       f"{config.env}: {env_config.in_one_line(error)}"

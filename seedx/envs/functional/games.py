@@ -57,24 +57,29 @@ class Game(Protocol):
       a state, and `action_mask`, `[A]` bool.
     num_actions: A.
     max_moves: largest number of moves of both players in a game.
-    symmetries: symmetries of the rules.
+    symmetries: symmetries of the rules; None for none.
     hidden: entries of an observation that networks do not see.
   """
 
   @property
-  def observation(self) -> dict[str, dm_env.specs.Array]: ...
+  def observation(self) -> dict[str, dm_env.specs.Array]:
+    """Specs of an observation, without a batch axis."""
 
   @property
-  def num_actions(self) -> int: ...
+  def num_actions(self) -> int:
+    """Number of actions, A."""
 
   @property
-  def max_moves(self) -> int: ...
+  def max_moves(self) -> int:
+    """Largest number of moves of both players in a game."""
 
   @property
-  def symmetries(self) -> Symmetries: ...
+  def symmetries(self) -> Symmetries | None:
+    """Symmetries of the rules; None for none."""
 
   @property
-  def hidden(self) -> tuple[str, ...]: ...
+  def hidden(self) -> tuple[str, ...]:
+    """Entries of an observation that networks do not see."""
 
   def start(self) -> types.Tree:
     """Returns the state before the first move."""
@@ -209,8 +214,58 @@ class ConnectFour(_Board):
     return free | ~jnp.any(free)
 
 
+def check(game: Game) -> None:
+  """Checks the parts of a game that do not depend on a position.
+
+  Raises:
+    types.ConfigError: a part has another form than in `Game`.
+  """
+  name, specs = type(game).__name__, game.observation
+  board, mask = (getattr(specs.get(x), "shape", None) for x in (BOARD, MASK))
+  if board is None or len(board) != 3 or mask != (game.num_actions,):
+    raise types.ConfigError(
+      f"expected the observation of {name} to have {BOARD!r} [planes, rows,"
+      f" columns] and {MASK!r} [{game.num_actions}], found {BOARD!r} {board}"
+      f" and {MASK!r} {mask}"
+    )
+  symmetries = game.symmetries
+  if symmetries is not None:
+    columns = board[1] * board[2], game.num_actions
+    shapes = [np.shape(x)[1:] for x in symmetries]
+    if not isinstance(symmetries, Symmetries) or shapes != [
+      (size,) for size in columns
+    ]:
+      raise types.ConfigError(
+        f"expected the symmetries of {name} as games.Symmetries(cells, actions)"
+        f" with {columns[0]} and {columns[1]} columns, or None, found"
+        f" {type(symmetries).__name__}"
+      )
+  start = jax.eval_shape(game.start)
+  action = jax.ShapeDtypeStruct((), np.int32)
+  for role, actual, expected in (
+    ("play", jax.eval_shape(game.play, start, action).state, start),
+    ("observe", jax.eval_shape(game.observe, start), specs),
+  ):
+    found, wanted = (
+      [(x.shape, np.dtype(x.dtype)) for x in jax.tree.leaves(nest)]
+      for nest in (actual, expected)
+    )
+    if found != wanted:
+      raise types.ConfigError(
+        f"expected {role} of {name} to return arrays of {_in_words(wanted)},"
+        f" found {_in_words(found)}"
+      )
+
+
+def _in_words(arrays: list[tuple[tuple[int, ...], np.dtype]]) -> str:
+  return ", ".join(f"{dtype} {[*shape]}" for shape, dtype in arrays)
+
+
 def square_symmetries(size: int) -> np.ndarray:
-  """Returns the 8 symmetries of a square as `Symmetries.cells`."""
+  """Returns the 8 symmetries of a square, `[8, size * size]`.
+
+  They are the cells of `Symmetries`, and the actions, too, if each cell is one.
+  """
   cells = np.arange(size * size).reshape(size, size)
   turned = [np.rot90(cells, k) for k in range(4)]
   return np.stack([x.reshape(-1) for y in turned for x in (y, y.T)])
@@ -219,7 +274,7 @@ def square_symmetries(size: int) -> np.ndarray:
 def augmented(
   game: Game, rng_key: jax.Array, board: jax.Array, actions: types.Tree
 ) -> tuple[jax.Array, types.Tree]:
-  """Applies a random symmetry to each position.
+  """Applies a random symmetry, if there are any, to each position.
 
   Args:
     game: the game.
@@ -231,6 +286,8 @@ def augmented(
     The board and the nest with the shapes of the arguments.
   """
   symmetries = game.symmetries
+  if symmetries is None:
+    return board, actions
   rows, shape = board.shape[:-3], board.shape[-3:]
   which = jax.random.randint(rng_key, rows, 0, len(symmetries.cells))
   cells = jnp.asarray(symmetries.cells)[which][..., None, :]
