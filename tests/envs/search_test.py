@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from seedx import types
-from seedx.envs.functional import opponents, search
+from seedx.envs.functional import games, opponents, search
 from tests.envs import boards
 
 RULES, GAME = boards.TIC_TAC_TOE, boards.TIC_TAC_TOE.game
 SIZE, SIMULATIONS = 64, 32
 KINDS = "gumbel", "puct"
+KEY = jax.random.key(0)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 TRACES, SEEN = collections.Counter(), []
 
@@ -305,6 +306,26 @@ def test_playouts_estimate_the_results_of_random_moves():
   actual = values.reshape(SIZE, 1000).mean(-1)
   np.testing.assert_allclose(actual, expected, atol=4 / 1000**0.5)
   assert np.std(expected) > 0.2
+
+
+class Countdown:
+  """A game of 3 moves; after its end, only move 100 wins and ends it again."""
+
+  num_actions, max_moves = 1, 3
+
+  def legal(self, state):
+    return jnp.ones(1, bool)
+
+  def play(self, state, action):
+    won = state == 99
+    over = won | (state == self.max_moves - 1)
+    return games.Move(state + 1, won.astype(jnp.float32), over)
+
+
+def test_playouts_from_finished_games_end():
+  """In Hex, for example, moves after the end may go on for ever."""
+  run = jax.jit(lambda state: search.playouts(Countdown())((), KEY, state))
+  assert run(jnp.arange(4)).value.tolist() == [0.0] * 4
 
 
 def test_an_opponent_that_searches_wins_and_blocks():

@@ -152,20 +152,23 @@ def playouts(game: games.Game) -> Evaluate:
     rows = jax.tree.leaves(state)[0].shape[0]
 
     def move(carry: Any) -> Any:
-      node, value, sign, rng_key = carry
+      node, value, sign, moves, rng_key = carry
       rng_key, key = jax.random.split(rng_key)
       logits = _only_legal(
         jnp.zeros((rows, game.num_actions)), jax.vmap(game.legal)(node.state)
       )
       action = jax.random.categorical(key, logits)
       node, reward = _advance(game, node, action)
-      return node, value + sign * reward, -sign, rng_key
+      return node, value + sign * reward, -sign, moves + 1, rng_key
+
+    def goes_on(carry: Any) -> jax.Array:
+      # Moves from a finished position, whose value is ignored, may never end.
+      node, _, _, moves, _ = carry
+      return ~jnp.all(node.over) & (moves < game.max_moves)
 
     node = _Node(state, jnp.zeros(rows, bool))
-    start = node, jnp.zeros(rows), jnp.float32(1), rng_key
-    _, value, _, _ = jax.lax.while_loop(
-      lambda carry: ~jnp.all(carry[0].over), move, start
-    )
+    start = node, jnp.zeros(rows), jnp.float32(1), jnp.int32(0), rng_key
+    _, value, *_ = jax.lax.while_loop(goes_on, move, start)
     return Evaluation(jnp.zeros((rows, game.num_actions)), value)
 
   return evaluate
