@@ -10,7 +10,7 @@ improvement by planning with Gumbel", https://openreview.net/forum?id=bERaNdoegn
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import flax.linen as nn
 import jax
@@ -95,6 +95,10 @@ class Config(model_lib.Config):
         "expected residual_blocks 0 with a torso of your own, found"
         f" {self.residual_blocks}"
       )
+
+  def for_images(self) -> Self:
+    """Returns the same config: a board is no image of Atari's."""
+    return self
 
   def make(
     self,

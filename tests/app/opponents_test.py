@@ -468,3 +468,12 @@ def test_an_agent_learns_to_beat_an_opponent(experiment, tmp_path):
   )
   run = app.train(config, run_dir=str(tmp_path / "run"), quiet=True)
   assert run.metrics["episode_return"] > 0.6
+
+
+def test_self_play_is_not_evaluated_against_itself(tmp_path, capfd):
+  run = save(
+    tmp_path / "run", alphazero.Config(hidden_sizes=(8,)), env=TIC_TAC_TOE
+  )
+  with pytest.raises(SystemExit):
+    evaluate.main([str(run)])
+  assert "expected an opponent in evaluations" in capfd.readouterr().err

@@ -323,7 +323,7 @@ class Countdown:
 
 
 def test_playouts_from_finished_games_end():
-  """In Hex, for example, moves after the end may go on for ever."""
+  """Random moves after the end of a game of Hex may have no end."""
   run = jax.jit(lambda state: search.playouts(Countdown())((), KEY, state))
   assert run(jnp.arange(4)).value.tolist() == [0.0] * 4
 

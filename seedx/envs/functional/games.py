@@ -242,23 +242,21 @@ def check(game: Game) -> None:
       )
   start = jax.eval_shape(game.start)
   action = jax.ShapeDtypeStruct((), np.int32)
-  for role, actual, expected in (
+  for role, *both in (
     ("play", jax.eval_shape(game.play, start, action).state, start),
     ("observe", jax.eval_shape(game.observe, start), specs),
   ):
-    found, wanted = (
-      [(x.shape, np.dtype(x.dtype)) for x in jax.tree.leaves(nest)]
-      for nest in (actual, expected)
-    )
-    if found != wanted:
+    actual, expected = map(_in_words, both)
+    if actual != expected:
       raise types.ConfigError(
-        f"expected {role} of {name} to return arrays of {_in_words(wanted)},"
-        f" found {_in_words(found)}"
+        f"expected {role} of {name} to return arrays of {expected}, found"
+        f" {actual}"
       )
 
 
-def _in_words(arrays: list[tuple[tuple[int, ...], np.dtype]]) -> str:
-  return ", ".join(f"{dtype} {[*shape]}" for shape, dtype in arrays)
+def _in_words(nest: types.Tree) -> str:
+  leaves = jax.tree.leaves(nest)
+  return ", ".join(f"{np.dtype(x.dtype)} {[*x.shape]}" for x in leaves)
 
 
 def square_symmetries(size: int) -> np.ndarray:
