@@ -136,7 +136,7 @@ def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
 @pytest.mark.parametrize(
   ("words", "reason"),
   [
-    (["--experiments", "alphazero"], "found 'alphazero'"),
+    (["--experiments", "muzero"], "found 'muzero'"),
     (["--seeds", "0"], "--seeds from 1"),
     (["--experiments", ""], "found none"),
     (["--experiments", f"{A2C} --epochs 3"], "unrecognized arguments"),
