@@ -3,8 +3,8 @@
   python -m benchmarks.connect_four RUN --positions 500
 
 The positions are from games that the run plays against itself, with noise as in
-training: one of each game, with at most 12 empty cells (`--empty`) and legal
-moves that differ in value, since in many late positions all moves are equal.
+training: the first of each game with at most 12 empty cells (`--empty`) and
+legal moves that differ in value; in many late positions all moves are equal.
 The agreement is the share of positions in which a player's move has the best
 value: won, drawn or lost. A search with random playouts, for comparison, has as
 many simulations as the run.
@@ -77,10 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     f" positions of {chosen.games} games, {time.monotonic() - start:.0f} s\n"
   )
   print("| player | best moves | 95% interval |\n|---|---|---|")
+  right = {}
   for name, choose in players(policy, simulations, options.seed).items():
     moves = np.asarray(choose(chosen.boards))
-    _print(name, chosen.best[np.arange(len(moves)), moves])
+    right[name] = chosen.best[np.arange(len(moves)), moves]
+    _print(name, right[name])
   _print("random moves", chosen.best.sum(axis=1) / chosen.legal.sum(axis=1))
+  run, _, playouts = right.values()
+  print("\nthe run more than playouts: " + difference(run, playouts))
   print("\n| against random | score | 95% interval |\n|---|---|---|")
   results = {
     seat: against_random(policy, seat, options.games // 2, options.seed)
@@ -100,7 +104,6 @@ def positions(
   Positions that are reflections of each other count as one.
   """
   play = _self_play(policy)
-  random = np.random.default_rng(seed)
   boards: list[np.ndarray] = []
   labels: list[dict[int, int]] = []
   seen: set[bytes] = set()
@@ -110,7 +113,7 @@ def positions(
     played += _GAMES
     games = zip(*map(np.asarray, play(policy.acting, key)), strict=True)
     for of_game, step_type in games:
-      for board in random.permutation(late(of_game, step_type, empty)):
+      for board in late(of_game, step_type, empty):
         name = min(board.tobytes(), board[..., ::-1].tobytes())
         if name in seen:
           continue
@@ -257,6 +260,14 @@ def interval(scores: np.ndarray) -> tuple[float, float]:
   half = z * np.sqrt(mean * (1 - mean) / number + (z / (2 * number)) ** 2)
   scale = 1 + z * z / number
   return float((centre - half) / scale), float((centre + half) / scale)
+
+
+def difference(first: np.ndarray, second: np.ndarray) -> str:
+  """Returns the mean difference in the same positions, with its interval."""
+  each = first.astype(float) - second
+  half = 1.96 * np.std(each) / np.sqrt(len(each))
+  mean = np.mean(each)
+  return f"{mean:.1%} ({mean - half:.1%} to {mean + half:.1%})"
 
 
 def _print(name: str, scores: np.ndarray) -> None:

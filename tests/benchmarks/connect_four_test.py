@@ -120,6 +120,12 @@ def test_an_interval_has_room_on_the_side_of_doubt():
   assert (low, high) == (pytest.approx(0.963, abs=1e-3), pytest.approx(1.0))
 
 
+def test_players_are_compared_in_the_same_positions():
+  first, second = np.array([True] * 60 + [False] * 40), np.arange(100) < 50
+  expected = "10.0% (4.1% to 15.9%)"
+  assert connect_four.difference(first, second) == expected
+
+
 def test_a_run_of_another_game_is_refused(monkeypatch):
   spec = python_types.SimpleNamespace(game=games.TicTacToe())
   policy = python_types.SimpleNamespace(spec=spec, env=envs.Config("a game"))
