@@ -65,15 +65,15 @@ class Config(model_lib.Config):
     residual_channels: channels of these convolutions.
   """
 
-  learning_rate: float = types.setting(2e-3, changes="run_time")
-  max_gradient_norm: float = types.setting(10.0)
+  learning_rate: float = 2e-3
+  max_gradient_norm: float = 10.0
   # The search counts results as they are, so learning does, too.
   discount: float = dataclasses.field(default=1.0, init=False)
   reward_scale: float = dataclasses.field(default=1.0, init=False)
   reward_clip: float = dataclasses.field(default=0.0, init=False)
   # The value of a position does not depend on the games played so far.
   normalize_observations: bool = dataclasses.field(default=False, init=False)
-  hidden_sizes: tuple[int, ...] = types.setting((128, 128))
+  hidden_sizes: tuple[int, ...] = (128, 128)
   search: search_lib.Kind = "gumbel"
   num_simulations: int = types.setting(32, low=1, high=2**16)
   max_considered: int = types.setting(16, low=1, high=2**16)
