@@ -243,7 +243,8 @@ def draw(results: Results, path: pathlib.Path) -> None:
   costs = [results.alone(_SEARCH, size) for size in sizes]
   label = "the search alone, by positions"
   panels[2].plot(sizes, costs, "--", color="0.4", label=label)
-  panels[2].legend(frameon=False)
+  handles, labels = panels[2].get_legend_handles_labels()
+  panels[1].legend(handles, labels, frameon=False, loc="upper left")
   picture.savefig(path)
 
 
