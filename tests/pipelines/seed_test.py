@@ -219,6 +219,7 @@ def test_an_actor_ends_if_the_run_stops_while_it_waits_for_actions(
 
 
 def test_nothing_is_compiled_while_a_run_is_training(training):
+  training.wait_for(lambda: training.learner.version > 0)  # It has compiled.
   with running.compiled() as names:
     updates = training.learner.version
     training.wait_for_steps(training.acted.env_steps + 1_000)
