@@ -46,14 +46,17 @@ class _Leaf(NamedTuple):
 
   @property
   def stored_shape(self) -> tuple[int, ...]:
+    """Shape of the part that is stored."""
     return (self.rows, *self.shape[1:]) if self.shape else ()
 
   @property
   def is_bits(self) -> bool:
+    """Whether the stored numbers are single bits."""
     return self.stored.kind == "b"
 
   @property
   def num_bytes(self) -> int:
+    """Number of bytes that are stored."""
     if not self.rows:
       return 0
     size = math.prod(self.stored_shape)
