@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # logit keeps entropies and gradients finite.
 _NEVER = -1e9
 
+# Bounds of the log scale of a squashed Gaussian.
+_LOG_SCALES = -5.0, 2.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Categorical:
@@ -125,6 +128,59 @@ class BoundedGaussian:
     half = jnp.asarray(np.subtract(self.maximum, self.minimum) / 2, jnp.float32)
     scale = 0.5 * half * jnp.exp(jnp.clip(log_scale, -5.0, 2.0))
     return _distrax().MultivariateNormalDiag(middle + half * mean, scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class SquashedGaussian:
+  """Diagonal Gaussian distributions, squashed by a tanh into (-1, 1).
+
+  Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905, appendix C. The log
+  scale is bounded smoothly: parameters of 0 give a scale of exp(-1.5).
+
+  Attributes:
+    size: A, number of dimensions.
+  """
+
+  size: int
+
+  @property
+  def num_parameters(self) -> int:
+    """Number of outputs of the policy head: means and log scales."""
+    return 2 * self.size
+
+  def __call__(self, parameters: jax.Array) -> "distrax.Distribution":
+    """Returns the distribution; actions are `[..., A]` float32 in (-1, 1).
+
+    Args:
+      parameters: `[..., 2 A]`, means and log scales before the tanh.
+    """
+    distrax = _distrax()
+    return distrax.Transformed(
+      distrax.MultivariateNormalDiag(*self.moments(parameters)),
+      distrax.Block(distrax.Tanh(), 1),
+    )
+
+  def sample(
+    self, parameters: jax.Array, noise: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns actions `[..., A]`, and the logs of their densities `[...]`.
+
+    Both are differentiable functions of the parameters `[..., 2 A]`, and of
+    standard normal noise `[..., A]`.
+    """
+    distribution = self(parameters)
+    mean, scale = self.moments(parameters)
+    unbounded = mean + scale * noise
+    action, log_slope = distribution.bijector.forward_and_log_det(unbounded)
+    log_prob = distribution.distribution.log_prob(unbounded) - log_slope
+    return action, log_prob
+
+  def moments(self, parameters: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and standard deviation before the tanh, `[..., A]` each."""
+    mean, log_scale = jnp.split(parameters.astype(jnp.float32), 2, axis=-1)
+    low, high = _LOG_SCALES
+    log_scale = low + (high - low) / 2 * (jnp.tanh(log_scale) + 1)
+    return mean, jnp.exp(log_scale)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Config(optimizers.Config):
       variance 1.
     hidden_sizes: units of the MLP's layers; none (`--hidden-sizes ,`) for a
       head that is linear in the observation.
+    activation: function after each of these layers.
     image_torso: network for images, "nature" (DQN's CNN; two convolutions for
       images of less than 36 pixels a side), "impala" (ResNet), or "minatar"
       (one convolution, for grids of symbols).
@@ -43,6 +44,7 @@ class Config(optimizers.Config):
   reward_clip: float = types.setting(0.0, low=0.0)
   normalize_observations: bool = False
   hidden_sizes: tuple[int, ...] = types.setting((64, 64), low=1, high=2**20)
+  activation: Literal["tanh", "relu"] = "tanh"
   image_torso: Literal["nature", "impala", "minatar"] = "nature"
   stack_frames: int = types.setting(1, low=1, high=64)
   torso: nn.Module | None = None
@@ -131,8 +133,10 @@ class Model:
     )
     return cls(spec, config, network)
 
-  def init(self, rng_key: jax.Array, *, with_action: bool = False) -> Variables:
-    """Returns initial variables; set `with_action` for a critic's head."""
+  def init(
+    self, rng_key: jax.Array, action: jax.Array | None = None
+  ) -> Variables:
+    """Returns initial variables; a critic has an action `[1, 1, ...]`."""
     inputs = jax.tree.map(
       lambda x: jnp.asarray(x)[None], acting_step.zero_inputs(self.spec, 1)
     )
@@ -143,7 +147,7 @@ class Model:
       random_keys.unrolled(rng_key),
       inputs._replace(timestep=timestep),
       self.network.initial_core_state(1),
-      action=inputs.action_tm1 if with_action else None,
+      action=action,
     )
     statistics: types.Tree = ()
     if self.config.normalize_observations:
@@ -169,7 +173,7 @@ class Model:
     The core state `[B, ...]` precedes the first step. Without `rng_key`, noisy
     layers have no noise. With `at`, `[K, B]`, only the outputs of these steps
     are computed (see `networks.Network`). A head such as a critic's takes an
-    action `[T, B, ...]`.
+    action `[T, B, ...]`, or `[K, B, ...]` for these steps.
     """
     observation, mask = _without_mask(self.spec, inputs.timestep.observation)
     if self.config.normalize_observations:
@@ -275,6 +279,7 @@ def _tower(
     sizes=config.hidden_sizes,
     image_torso=config.image_torso,
     dtype=jnp.dtype(config.compute_dtype),
+    activation=config.activation,
     name=f"Torso_{index}",
   )
   if config.torso is not None:

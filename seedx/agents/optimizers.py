@@ -25,12 +25,14 @@ class Config:
     adam_epsilon: epsilon in Adam's denominator.
     rms_decay: decay of RMSProp's mean squared gradient.
     rms_epsilon: epsilon inside RMSProp's square root.
-    max_gradient_norm: global gradient norm above which gradients are clipped;
-      networks with learning rates of their own are clipped separately.
+    max_gradient_norm: global gradient norm above which gradients are clipped; 0
+      for no clipping. Networks with learning rates of their own are clipped
+      separately.
     transformation: function that makes an Optax optimizer to replace all of the
       above, including learning rate and clipping, such as
       `functools.partial(optax.lion, 1e-4)`; called in each process. Gorila's
-      parameter servers apply the optimizer to their shard as one vector.
+      parameter servers apply the optimizer to their shard as one vector, and
+      networks with learning rates of their own have one optimizer each.
   """
 
   learning_rate: float = types.setting(
@@ -41,7 +43,7 @@ class Config:
   adam_epsilon: float = types.setting(1e-5, low=0.0, high=1.0)
   rms_decay: float = types.setting(0.99, low=0.0, high=1.0)
   rms_epsilon: float = types.setting(1e-5, low=0.0, high=1.0)
-  max_gradient_norm: float = types.setting(0.5, low=1e-12)
+  max_gradient_norm: float = types.setting(0.5, low=0.0)
   transformation: Callable[[], optax.GradientTransformation] | None = None
 
   def __post_init__(self) -> None:
@@ -80,6 +82,7 @@ class Optimizer:
     horizon: base.Horizon | None,
     steps_per_update: int = 1,
     rates: Mapping[str, str] | None = None,
+    periods: Mapping[str, int] | None = None,
   ) -> Self:
     """Makes an optimizer.
 
@@ -88,27 +91,35 @@ class Optimizer:
 
     `rates` maps a group's key in the parameters to the name of its learning
     rate among the hyper-parameters; None for one group with `learning_rate`.
-    Each group is clipped by its own norm. All groups share the schedule and the
-    optimizer's state. For actor and critic:
+    Each group has its own optimizer, and is clipped by its own norm. All groups
+    share the schedule. For actor and critic:
 
         params = {"actor": actor_params, "critic": critic_params}
         rates = {"actor": "learning_rate", "critic": "critic_learning_rate"}
+
+    A group in `periods` takes a step only in one of so many updates, see
+    `is_due`.
     """
+    periods = periods or {}
     if config.transformation is not None:
-      return cls(config.transformation(), None, steps_per_update, rates)
+      direction = _by_group(config.transformation, rates, periods)
+      return cls(direction, None, steps_per_update, rates)
     schedule: optax.Schedule = optax.constant_schedule(np.float32(1.0))
     if horizon is not None:
       # A float: JAX's integers end at 2^31.
-      steps = float(horizon.updates * steps_per_update)
-      schedule = optax.linear_schedule(1.0, config.learning_rate_end, steps)
+      length = float(horizon.updates * steps_per_update)
+      schedule = optax.linear_schedule(1.0, config.learning_rate_end, length)
     scale = {
       "adam": optax.scale_by_adam(eps=config.adam_epsilon),
       "rmsprop": optax.scale_by_rms(config.rms_decay, config.rms_epsilon),
     }
-    clip = optax.clip_by_global_norm(config.max_gradient_norm)
+    norm = config.max_gradient_norm
+    clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
+    steps = [clip, scale[config.optimizer]]
     if rates is not None:
-      clip = optax.partition(dict.fromkeys(rates, clip), {k: k for k in rates})
-    direction = optax.chain(clip, scale[config.optimizer], _scale_by(schedule))
+      clipped = optax.chain(*steps)
+      steps = [_by_group(lambda: clipped, rates, periods)]
+    direction = optax.chain(*steps, _scale_by(schedule))
     return cls(direction, schedule, steps_per_update, rates)
 
   def start(self, params: types.Tree, updates: int | jax.Array) -> types.Tree:
@@ -130,11 +141,12 @@ class Optimizer:
     self, state: base.AgentState, gradients: types.Tree
   ) -> base.AgentState:
     """Takes one optimizer step with the state's learning rates."""
-    extra_args = {}
-    if self.schedule is not None:
-      extra_args["resets"] = state.resets * self.steps_per_update
     updates, optimizer_state = self.direction.update(
-      gradients, state.optimizer_state, state.params, **extra_args
+      gradients,
+      state.optimizer_state,
+      state.params,
+      count=state.updates,
+      resets=state.resets * self.steps_per_update,
     )
     if self.schedule is not None:
       updates = jax.tree.map(_scaled, self._rates(state), updates)
@@ -198,6 +210,41 @@ class Optimizer:
         f"expected parameters with the keys {sorted(self.rates)}, each of which"
         f" has its own learning rate, found {keys}"
       )
+
+
+def is_due(updates: jax.Array, period: int) -> jax.Array:
+  """Returns whether a group with a period takes a step in the next update.
+
+  `updates` counts the updates before it, as `AgentState.updates`. With a period
+  of 2, the second and the fourth update are due.
+  """
+  return (updates + 1) % period == 0
+
+
+def _by_group(
+  make: Callable[[], optax.GradientTransformation],
+  rates: Mapping[str, str] | None,
+  periods: Mapping[str, int],
+) -> optax.GradientTransformationExtraArgs:
+  """Returns an optimizer, or a separate one for each group of `rates`."""
+  if rates is None:
+    return optax.with_extra_args_support(make())
+  groups = {key: _every(periods.get(key, 1), make()) for key in rates}
+  return optax.partition(groups, {key: key for key in rates})
+
+
+def _every(
+  period: int, inner: optax.GradientTransformation
+) -> optax.GradientTransformation:
+  """Returns an optimizer that skips the updates that are not due."""
+  if period == 1:
+    return inner
+
+  def due(step: jax.Array, *, count: jax.Array, **_: object) -> jax.Array:
+    del step  # Updates that were not finite are not counted there.
+    return is_due(count, period)
+
+  return optax.conditionally_mask(inner, due, forward_extra_args=True)
 
 
 def _scaled(rate: jax.Array, updates: types.Tree) -> types.Tree:

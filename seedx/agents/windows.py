@@ -214,7 +214,11 @@ class Windows:
     return jnp.abs(td_error).T
 
 
-def update_targets(config: Config, state: base.AgentState) -> base.AgentState:
+def update_targets(
+  config: Config,
+  state: base.AgentState,
+  groups: Sequence[str] | None = None,
+) -> base.AgentState:
   """Updates the target parameters; call it after each update.
 
       target = target + target_rate (params - target)
@@ -222,8 +226,12 @@ def update_targets(config: Config, state: base.AgentState) -> base.AgentState:
   every `target_period` updates. Lillicrap et al. 2016,
   https://arxiv.org/abs/1509.02971, section 3; with a rate of 1, Mnih et al.
   2015, https://doi.org/10.1038/nature14236.
+
+  The target parameters are those of some `groups` of the parameters, or of all.
   """
   params = state.params
+  if groups is not None:
+    params = {key: params[key] for key in groups}
   if config.target_rate < 1:
     params = optax.incremental_update(
       params, state.target_params, config.target_rate

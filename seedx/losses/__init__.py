@@ -16,6 +16,14 @@ from seedx.losses.categorical import (
   categorical_q_learning,
   n_step_bootstraps,
 )
+from seedx.losses.continuous_q import (
+  ActorLoss,
+  categorical_clipped_double_q_learning,
+  clipped_double_q_learning,
+  deterministic_policy_gradient,
+  soft_policy,
+  temperature,
+)
 from seedx.losses.ppo import ppo
 from seedx.losses.q_learning import QLearningLoss, q_learning
 from seedx.losses.reductions import mean_share, sum_over_cores
@@ -32,6 +40,7 @@ from seedx.losses.vtrace import vtrace
 
 __all__ = [
   "ActorCriticLoss",
+  "ActorLoss",
   "AlphaZeroLoss",
   "Bootstraps",
   "QLearningLoss",
@@ -39,7 +48,10 @@ __all__ = [
   "Transitions",
   "a2c",
   "alphazero",
+  "categorical_clipped_double_q_learning",
   "categorical_q_learning",
+  "clipped_double_q_learning",
+  "deterministic_policy_gradient",
   "from_next_step",
   "from_same_step",
   "gae",
@@ -49,7 +61,9 @@ __all__ = [
   "n_step_returns",
   "ppo",
   "q_learning",
+  "soft_policy",
   "sum_over_cores",
+  "temperature",
   "transitions",
   "vtrace",
 ]

@@ -172,17 +172,29 @@ def categorical_q_learning(
   ends = n_step_bootstraps(step_type, reward, discount, n=n)
   best = jnp.argmax(q_values if double else target_q_values, axis=-1)
   chosen = target_logits[ends.step, best[ends.step]]
-  rlax = late.rlax()
-  target = jax.vmap(rlax.categorical_l2_project, in_axes=(0, 0, None))(
-    ends.reward[:, None] + ends.discount[:, None] * atoms,
-    jax.nn.softmax(chosen),
-    atoms,
-  )
-  target = jax.lax.stop_gradient(target)
+  target = projected_returns(ends, jax.nn.softmax(chosen), atoms)
   taken = logits[jnp.arange(length), action]
-  loss = ends.weight * jnp.sum(
+  loss = ends.weight * divergence(target, taken)
+  return QLearningLoss(loss, jax.lax.stop_gradient(loss), ends.weight)
+
+
+def projected_returns(
+  ends: Bootstraps, probabilities: jax.Array, atoms: jax.Array
+) -> jax.Array:
+  """Returns Phi(R_t + D_t z, p), `[T, Z]`, without a gradient.
+
+  The `[T, Z]` probabilities p of the atoms z, `[Z]`, are those of the steps
+  from which the returns bootstrap.
+  """
+  project = jax.vmap(late.rlax().categorical_l2_project, in_axes=(0, 0, None))
+  shifted = ends.reward[:, None] + ends.discount[:, None] * atoms
+  return jax.lax.stop_gradient(project(shifted, probabilities, atoms))
+
+
+def divergence(target: jax.Array, logits: jax.Array) -> jax.Array:
+  """Returns KL(target || softmax(logits)), `[...]`, for `[..., Z]` each."""
+  return jnp.sum(
     jax.scipy.special.xlogy(target, target)
-    - target * jax.nn.log_softmax(taken),
+    - target * jax.nn.log_softmax(logits),
     axis=-1,
   )
-  return QLearningLoss(loss, jax.lax.stop_gradient(loss), ends.weight)

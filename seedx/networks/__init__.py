@@ -4,6 +4,7 @@ Modules compute in their `dtype`; parameters and the LSTM's states are float32.
 """
 
 from seedx.networks.convolutions import Conv
+from seedx.networks.critic import ActorHead, Critic
 from seedx.networks.frame_stack import FrameStack
 from seedx.networks.heads import (
   CategoricalQ,
@@ -22,6 +23,7 @@ from seedx.networks.network import (
 )
 from seedx.networks.noisy import NOISE, NoisyDense
 from seedx.networks.torsos import (
+  ACTIVATIONS,
   IMAGE_TORSOS,
   MLP,
   BoardNetwork,
@@ -32,16 +34,19 @@ from seedx.networks.torsos import (
 )
 
 __all__ = [
+  "ACTIVATIONS",
   "IMAGE_TORSOS",
   "LSTM",
   "MLP",
   "NOISE",
+  "ActorHead",
   "BoardNetwork",
   "CategoricalQ",
   "CategoricalQHead",
   "Conv",
   "Core",
   "CoreState",
+  "Critic",
   "FrameStack",
   "ImpalaResNet",
   "NatureCNN",

@@ -125,8 +125,8 @@ class Network(nn.Module):
       core_state: `[B, ...]`, before the first step.
       at: `[K, B]` int, time steps whose outputs are computed; None for all. A
         network with cores requires None.
-      action: `[T, B, ...]`, actions for the head; None for a head without
-        `action`.
+      action: `[T, B, ...]` or `[K, B, ...]`, actions for the head at the steps
+        whose outputs are computed; None for a head without `action`.
 
     Returns:
       The head's outputs, a nest of `[T, B, ...]` or `[K, B, ...]`, and the core
@@ -139,9 +139,7 @@ class Network(nn.Module):
     observation, frames = self._stacked(inputs, core_state.frames)
     if at is not None:
       assert not self.recurrent
-      observation, step_type, action = steps_at(
-        (observation, step_type, action), at
-      )
+      observation, step_type = steps_at((observation, step_type), at)
     # Convolutions run on the merged [T * B]; only a core sees time.
     merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
     tower_features, memory = [], []

@@ -12,22 +12,30 @@ import numpy as np
 from seedx import types
 from seedx.networks import convolutions
 
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  "tanh": nn.tanh,
+  "relu": nn.relu,
+}
+
 
 class MLP(nn.Module):
-  """Dense layers, each followed by a tanh.
+  """Dense layers, each followed by an activation.
 
   Attributes:
     sizes: number of units of each layer.
+    activation: key of `ACTIVATIONS`.
   """
 
   sizes: Sequence[int]
   dtype: Any = jnp.float32
+  activation: str = "tanh"
 
   @nn.compact
   def __call__(self, features: jax.Array) -> jax.Array:
     """Maps `[B, F]` to `[B, sizes[-1]]`; returns `[B, F]` without sizes."""
     for size in self.sizes:
-      features = nn.tanh(_dense(size, self.dtype)(features))
+      layer = _dense(size, self.dtype)
+      features = ACTIVATIONS[self.activation](layer(features))
     return features
 
 
@@ -194,12 +202,14 @@ class Torso(nn.Module):
     sizes: number of units of each layer of the MLP.
     image_torso: key of `IMAGE_TORSOS`. `SmallCNN` replaces `NatureCNN` for
       images that are too small for it.
+    activation: key of `ACTIVATIONS`, for the MLP.
   """
 
   observation: tuple[dm_env.specs.Array, ...]
   sizes: Sequence[int]
   image_torso: str = "nature"
   dtype: Any = jnp.float32
+  activation: str = "tanh"
 
   @nn.compact
   def __call__(self, observation: types.Tree) -> jax.Array:
@@ -222,7 +232,8 @@ class Torso(nn.Module):
         vectors.append(vector / 255 if spec.dtype == np.uint8 else vector)
     if vectors:
       joined = jnp.concatenate(vectors, axis=-1)
-      features.append(MLP(self.sizes, self.dtype)(joined))
+      mlp = MLP(self.sizes, self.dtype, self.activation)
+      features.append(mlp(joined))
     return jnp.concatenate(features, axis=-1)
 
 

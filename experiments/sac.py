@@ -1,0 +1,27 @@
+"""Trains SAC, soft actor-critic, with a uniform replay in one process.
+
+  python -m experiments.sac --env Pendulum-v1
+
+Defaults depend on the environment: `--env HalfCheetah-v4 --help` shows them.
+"""
+
+import sys
+
+from seedx import app, envs
+from seedx.agents import sac
+from seedx.learning import learner
+from seedx.pipelines import sync
+
+EXPERIMENT = app.Experiment(
+  sync.Config(
+    env=envs.Config("Pendulum-v1"),
+    total_steps=20_000,
+    num_envs=1,
+    agent=sac.Config(),
+    learner=learner.Config(unroll_length=4),
+    replay=sac.REPLAY,
+  ),
+)
+
+if __name__ == "__main__":
+  sys.exit(app.main(EXPERIMENT))

@@ -1,0 +1,728 @@
+"""Agents with a critic of (state, action): everything but their policy.
+
+Actor and critics are separate networks, so that the actor's gradient changes no
+critic, and a critic's gradient not the actor. A policy's actions are between -1
+and 1 in each dimension, see `Box`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+import dm_env
+import dm_env.specs
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import losses, networks, types
+from seedx.agents import base, optimizers
+from seedx.agents import model as model_lib
+from seedx.agents import windows as windows_lib
+
+# Maps actions `[T, B, A]` of a batch to Q-values `[T, B, C]` of the critics.
+QFunction = Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(windows_lib.Config):
+  """Hyper-parameters that agents with critics add to those of windows.
+
+  Attributes:
+    critic_learning_rate: initial learning rate of the critics; `learning_rate`
+      is the actor's.
+    num_critics: number of critics, whose smallest estimate is the target; with
+      two, clipped double Q-learning.
+    noise_correlation: correlation of the noise of an environment's consecutive
+      steps; 0 for independent noise. Larger values explore further.
+    random_start: uniformly random actions until the first update, that is for
+      `replay_min_steps` env steps.
+  """
+
+  learning_rate: float = 3e-4
+  learning_rate_end: float = 1.0
+  adam_epsilon: float = 1e-8
+  max_gradient_norm: float = 0.0
+  reward_scale: float = 1.0
+  hidden_sizes: tuple[int, ...] = (256, 256)
+  activation: Literal["tanh", "relu"] = "relu"
+  n_step: int = 1
+  target_period: int = 1
+  target_rate: float = 0.005
+  critic_learning_rate: float = types.setting(
+    1e-3, changes="run_time", low=0.0, high=1e3
+  )
+  num_critics: int = types.setting(2, low=1, high=64)
+  noise_correlation: float = types.setting(0.0, low=0.0, high=0.9999)
+  random_start: bool = True
+
+  def for_images(self) -> Self:
+    """Returns a copy for images, which are stacked; not measured."""
+    return dataclasses.replace(self, stack_frames=3)
+
+
+class Space(Protocol):
+  """The actions of an environment, as vectors for actor and critics.
+
+  Attributes:
+    size: A, length of a vector.
+  """
+
+  @property
+  def size(self) -> int: ...
+
+  def scaled(self, action: jax.Array) -> jax.Array:
+    """Maps vectors `[..., A]` to the environment's actions."""
+
+  def normalized(self, action: jax.Array) -> jax.Array:
+    """Maps the environment's actions to vectors `[..., A]`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+  """Continuous actions, whose bounds become -1 and 1.
+
+  Attributes:
+    middle: `[A]` float32, middle of the bounds.
+    half: `[A]` float32, half of their range.
+  """
+
+  middle: np.ndarray
+  half: np.ndarray
+
+  @classmethod
+  def of(cls, spec: types.EnvironmentSpec) -> Self:
+    """Returns the bounds of an environment's actions.
+
+    Raises:
+      types.ConfigError: the actions are not a vector of floats with bounds.
+    """
+    action = spec.action
+    native = action if spec.native_action is None else spec.native_action
+    if isinstance(action, types.HybridArray) or action.dtype.kind != "f":
+      raise types.ConfigError(
+        f"expected continuous actions for a critic, found {native}; use DQN for"
+        " discrete actions, or an actor-critic agent (PPO, A2C or V-trace)"
+      )
+    low, high = (
+      np.broadcast_to(np.float32(x), action.shape)
+      for x in (action.minimum, action.maximum)
+    )
+    if not np.all(np.isfinite(low) & np.isfinite(high)):
+      raise types.ConfigError(
+        f"expected actions with bounds for a critic, found {native}; use an"
+        " actor-critic agent (PPO, A2C or V-trace), or let the environment take"
+        " bounded actions, as a gymnasium.ActionWrapper can"
+      )
+    return cls((low + high) / 2, (high - low) / 2)
+
+  @property
+  def size(self) -> int:
+    """Number of dimensions."""
+    return len(self.middle)
+
+  def scaled(self, action: jax.Array) -> jax.Array:
+    """See `Space`."""
+    return self.middle + self.half * action
+
+  def normalized(self, action: jax.Array) -> jax.Array:
+    """See `Space`."""
+    return (action - self.middle) / self.half
+
+
+class Proposal(NamedTuple):
+  """Actions of a policy, as learning evaluates them.
+
+  Attributes:
+    action: `[..., A]` between -1 and 1.
+    log_prob: `[...]`, log pi(a | s); 0 for a deterministic policy.
+    entropy_bonus: `[...]`, -alpha log pi(a | s), added to the state's value.
+  """
+
+  action: jax.Array
+  log_prob: jax.Array
+  entropy_bonus: jax.Array
+
+
+class Policy(Protocol):
+  """What distinguishes the agents with critics.
+
+  Parameters are in groups, "actor", "critic" and perhaps others. Outputs of the
+  actor are `[..., P]`. Noise is `[..., A]`, normal of mean 0 and variance 1.
+
+  Attributes:
+    num_parameters: P.
+    rates: name of each group's learning rate, see `optimizers.Optimizer.make`.
+    target_groups: groups with target parameters.
+    actor_period: updates between two updates of all groups but the critics.
+  """
+
+  @property
+  def num_parameters(self) -> int: ...
+  @property
+  def rates(self) -> Mapping[str, str]: ...
+  @property
+  def target_groups(self) -> Sequence[str]: ...
+  @property
+  def actor_period(self) -> int: ...
+
+  def others(self) -> dict[str, types.Tree]:
+    """Returns initial parameters of the other groups."""
+
+  def explore(
+    self,
+    outputs: jax.Array,
+    noise: jax.Array,
+    exploration: jax.Array,
+    hyperparameters: Mapping[str, jax.Array],
+  ) -> jax.Array:
+    """Returns actions to take, `[B, A]`.
+
+    `exploration` is `[B]`, see `types.Inputs`; `hyperparameters` are those of
+    the `AgentState`.
+    """
+
+  def greedy(self, outputs: jax.Array) -> jax.Array:
+    """Returns actions without noise, `[B, A]`."""
+
+  def propose(
+    self,
+    params: types.Tree,
+    outputs: jax.Array,
+    noise: jax.Array,
+    *,
+    smooth: bool = False,
+  ) -> Proposal:
+    """Returns the policy's actions; `smooth` for those of a target."""
+
+  def losses(
+    self,
+    params: types.Tree,
+    proposal: Proposal,
+    q_function: QFunction,
+    step_type: jax.Array,
+  ) -> tuple[dict[str, losses.ActorLoss], dict[str, jax.Array]]:
+    """Returns losses and diagnostics, `[T, B]` each, by name.
+
+    There is a loss for each group but the critics. The proposal is `[T, B]`.
+    """
+
+
+class Acting(NamedTuple):
+  """The acting parameters.
+
+  Attributes:
+    variables: parameters of all groups, and statistics of observations.
+    hyperparameters: those of the `AgentState`.
+    is_random: `[]` bool, whether actions are still uniformly random.
+  """
+
+  variables: model_lib.Variables
+  hyperparameters: Mapping[str, jax.Array]
+  is_random: jax.Array
+
+
+class CoreState(NamedTuple):
+  """The core state.
+
+  Attributes:
+    network: core state of actor and critics, which stack the same frames.
+    noise: `[B, A]` float32, noise of the step before.
+  """
+
+  network: types.Tree
+  noise: jax.Array
+
+
+class Extras(NamedTuple):
+  """The extras of `types.AgentOutput`, from which priorities are computed.
+
+  Attributes:
+    outputs: `[B, C, ...]`, outputs of the critics for the action taken.
+    policy_outputs: `[B, C, ...]`, outputs for the policy's proposal.
+    entropy_bonus: `[B]`, see `Proposal`.
+  """
+
+  outputs: jax.Array
+  policy_outputs: jax.Array
+  entropy_bonus: jax.Array
+
+
+def make(
+  spec: types.EnvironmentSpec,
+  config: Config,
+  policy: Policy,
+  space: Space,
+  axis_name: str | None = None,
+  horizon: base.Horizon | None = None,
+  *,
+  critic: Any = None,
+  atoms: Sequence[float] = (),
+) -> base.Agent:
+  """Makes an agent from its policy; see also `base.Config.make`.
+
+  `critic` is a module from features `[T, B, F]` and `action` `[T, B, A]` to
+  outputs `[T, B, C, ...]`; None for `networks.Critic`. With `atoms`, the
+  critics return logits of a distribution over them.
+
+  Raises:
+    types.ConfigError: the environment has an action mask, or is self-play.
+  """
+  base.check_one_player(spec)
+  if spec.action_mask is not None:
+    raise types.ConfigError(
+      "expected an environment without an action mask, which critics of"
+      f" (state, action) do not support, found {spec.action_mask!r}"
+    )
+  windows = config.windows
+  if horizon is not None:
+    horizon = horizon.with_windows(windows.needs.learned_steps)
+  period = policy.actor_period
+  optimizer = optimizers.Optimizer.make(
+    config,
+    horizon,
+    rates=policy.rates,
+    periods={key: period for key in policy.rates if key != "critic"},
+  )
+  pair = _Pair.make(spec, config, policy, space, axis_name, critic, atoms)
+
+  def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
+    return base.AgentState(
+      params=params,
+      optimizer_state=optimizer.start(params, updates),
+      hyperparameters=base.hyperparameters(config),
+      updates=jnp.int32(updates),
+      target_params={key: params[key] for key in policy.target_groups},
+    )
+
+  def init(rng_key: jax.Array) -> base.AgentState:
+    variables = pair.init(rng_key)
+    return dataclasses.replace(
+      start(variables.params, 0), statistics=variables.statistics
+    )
+
+  def acting(state: base.AgentState) -> Acting:
+    return Acting(
+      model_lib.Variables(state.params, state.statistics),
+      state.hyperparameters,
+      (state.updates == 0) & config.random_start,
+    )
+
+  def gradients(
+    state: base.AgentState, rng_key: jax.Array, batch: types.Tree
+  ) -> tuple[base.Gradients, types.LossOutput]:
+    batch = windows.sample(batch)
+    grads, output = pair.differentiate(state, rng_key, batch)
+    output.metrics.update(optimizer.measure(state, grads))
+    inputs = batch.unroll.inputs
+    moments = pair.actor.moments(state.statistics, inputs, axis_name)
+    return base.Gradients(grads, moments), output
+
+  def apply(
+    state: base.AgentState, gradients: base.Gradients
+  ) -> base.AgentState:
+    state = optimizer.descend(state, gradients.params)
+    state = model_lib.count_batch(state, gradients.moments)
+    return windows_lib.update_targets(config, state, policy.target_groups)
+
+  return base.Agent(
+    init=init,
+    acting=acting,
+    initial_core_state=pair.initial_core_state,
+    step=functools.partial(pair.step, greedy=False),
+    greedy=functools.partial(pair.step, greedy=True),
+    gradients=gradients,
+    apply=apply,
+    update=base.composed_update(gradients, apply),
+    needs=dataclasses.replace(windows.needs, unread=tuple(spec.hidden)),
+    start=start,
+    priorities=pair.priorities if windows.replayed else None,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+  """The actor and its critics, and the windows that they learn from."""
+
+  actor: model_lib.Model
+  critic: model_lib.Model
+  policy: Policy
+  space: Space
+  windows: windows_lib.Windows
+  noise_correlation: float
+  axis_name: str | None
+  atoms: Sequence[float]
+
+  @classmethod
+  def make(
+    cls,
+    spec: types.EnvironmentSpec,
+    config: Config,
+    policy: Policy,
+    space: Space,
+    axis_name: str | None,
+    critic: Any,
+    atoms: Sequence[float],
+  ) -> Self:
+    """Makes the networks; see the function `make`."""
+    head = critic or networks.Critic(
+      config.hidden_sizes,
+      config.num_critics,
+      parts=len(atoms),
+      activation=networks.ACTIVATIONS[config.activation],
+      dtype=jnp.dtype(config.compute_dtype),
+    )
+    # The critics' hidden layers are in their head, which sees the action.
+    features = dataclasses.replace(config, hidden_sizes=())
+    return cls(
+      actor=model_lib.Model.make(
+        spec, config, networks.ActorHead(policy.num_parameters)
+      ),
+      critic=model_lib.Model.make(spec, features, head),
+      policy=policy,
+      space=space,
+      windows=config.windows,
+      noise_correlation=config.noise_correlation,
+      axis_name=axis_name,
+      atoms=tuple(atoms),
+    )
+
+  def init(self, rng_key: jax.Array) -> model_lib.Variables:
+    """Returns the parameters of all groups, and the statistics."""
+    actor_key, critic_key = jax.random.split(rng_key)
+    actor = self.actor.init(actor_key)
+    action = jnp.zeros((1, 1, self.space.size), jnp.float32)
+    critic = self.critic.init(critic_key, action)
+    params = {"actor": actor.params, "critic": critic.params}
+    return actor._replace(params=params | self.policy.others())
+
+  def initial_core_state(self, batch_size: int) -> CoreState:
+    """Returns core states at an episode's start, `[batch_size, ...]`."""
+    noise = jnp.zeros((batch_size, self.space.size), jnp.float32)
+    return CoreState(self.actor.initial_core_state(batch_size), noise)
+
+  def step(
+    self,
+    acting: Acting,
+    rng_key: jax.Array,
+    inputs: types.Inputs,
+    core_state: CoreState,
+    *,
+    greedy: bool,
+  ) -> tuple[types.AgentOutput, CoreState]:
+    """Acts for `[B, ...]`, without noise if greedy; see `base.Agent`."""
+    noise_key, proposal_key = jax.random.split(rng_key)
+    view = _View(jax.tree.map(lambda x: x[None], inputs), core_state.network)
+    outputs, network = self._act(acting.variables, view)
+    noise = self._noise(noise_key, inputs.timestep, core_state.noise)
+    if greedy:
+      action = self.policy.greedy(outputs[0])
+    else:
+      action = self.policy.explore(
+        outputs[0], noise, inputs.exploration, acting.hyperparameters
+      )
+      # Uniform at each step, and correlated like the noise.
+      uniform = jax.scipy.special.erf(noise / 2.0**0.5)
+      action = jnp.where(acting.is_random, uniform, action)
+    scaled = self.space.scaled(action).astype(self.actor.spec.action.dtype)
+    core_state = CoreState(network, noise)
+    if not self.windows.replayed:
+      return types.AgentOutput(scaled, ()), core_state
+    proposal = self.policy.propose(
+      acting.variables.params,
+      outputs,
+      jax.random.normal(proposal_key, (1, *noise.shape)),
+    )
+    taken = self.space.normalized(scaled)[None]
+    extras = Extras(
+      self._criticize(acting.variables, view, taken)[0],
+      self._criticize(acting.variables, view, proposal.action)[0],
+      proposal.entropy_bonus[0],
+    )
+    return types.AgentOutput(scaled, extras), core_state
+
+  def differentiate(
+    self, state: base.AgentState, rng_key: jax.Array, batch: types.Sample
+  ) -> tuple[types.Tree, types.LossOutput]:
+    """Returns the gradients of the mean losses over the batch on all cores."""
+    target_key, actor_key = jax.random.split(rng_key)
+    steps = self._steps(batch.unroll, state.hyperparameters["discount"])
+    if self.windows.have_one_return(self.actor, steps):
+      steps = self.windows.one_transition(steps)
+    now, later = self._views(state, batch.unroll, steps)
+    target = self._target(state, target_key, later)
+    critic, metrics, priorities = self._critic_gradient(
+      state, now, steps, target, batch.importance_weight
+    )
+    gradients, actor_metrics = self._actor_gradients(
+      state, actor_key, now, steps, batch.importance_weight
+    )
+    gradients, metrics = losses.sum_over_cores(
+      (gradients | {"critic": critic}, metrics | actor_metrics), self.axis_name
+    )
+    weight = metrics.pop("weight")
+    return gradients, types.LossOutput(weight, metrics, priorities)
+
+  def priorities(self, acting: Acting, unroll: types.Unroll) -> jax.Array:
+    """Returns priorities for unrolls `[L, S, ...]`; see `base.Agent`."""
+    extras = self.windows.after_burn_in(unroll.extras)
+    steps = self._steps(unroll, acting.hyperparameters["discount"])
+    per_step = self.losses(
+      extras.outputs[:-1], extras.policy_outputs, extras.entropy_bonus, steps
+    )
+    per_step = self.windows.learned(per_step, steps)
+    return self.windows.priorities(per_step.td_error)
+
+  def _views(
+    self,
+    state: base.AgentState,
+    unroll: types.Unroll,
+    steps: windows_lib.Steps,
+  ) -> tuple["_View", "_View"]:
+    """Returns views of the learned steps, and of those to bootstrap from."""
+    inputs, core_state = self.windows.warmed_up(
+      self.actor,
+      model_lib.Variables(state.params["actor"], state.statistics),
+      unroll.inputs,
+      _network_state(unroll.core_state),
+    )
+    if steps.at is not None:
+      return (
+        _View(inputs, core_state, steps.at[:1]),
+        _View(inputs, core_state, steps.at[1:]),
+      )
+    now = jax.tree.map(lambda x: x[:-1], inputs)
+    return _View(now, core_state), _View(inputs, core_state)
+
+  def _target(
+    self, state: base.AgentState, rng_key: jax.Array, view: "_View"
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns the critics' outputs and the entropy bonus, `[T + 1, B, ...]`."""
+    variables = model_lib.Variables(
+      state.params | state.target_params, state.statistics
+    )
+    outputs, _ = self._act(variables, view)
+    noise = jax.random.normal(rng_key, (*outputs.shape[:-1], self.space.size))
+    proposal = self.policy.propose(
+      variables.params, outputs, noise, smooth=True
+    )
+    target = (
+      self._criticize(variables, view, proposal.action),
+      proposal.entropy_bonus,
+    )
+    if view.at is not None:
+      # No return bootstraps from the first of the two steps.
+      target = jax.tree.map(lambda x: jnp.concatenate([x, x]), target)
+    return jax.lax.stop_gradient(target)
+
+  def _critic_gradient(
+    self,
+    state: base.AgentState,
+    view: "_View",
+    steps: windows_lib.Steps,
+    target: tuple[jax.Array, jax.Array],
+    importance_weight: jax.Array,
+  ) -> tuple[types.Tree, dict[str, jax.Array], jax.Array | None]:
+    """Returns this core's gradient, its metrics, and the priorities."""
+
+    def loss_share(
+      critic: types.Tree,
+    ) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
+      variables = model_lib.Variables({"critic": critic}, state.statistics)
+      outputs = self._criticize(variables, view, steps.action)
+      q_taken = jnp.mean(self.q_values(outputs), axis=-1)
+      q_taken, per_step = self.windows.learned(
+        (q_taken, self.losses(outputs, *target, steps)), steps
+      )
+      loss = losses.mean_share(
+        per_step.loss * importance_weight, per_step.weight, self.axis_name
+      )
+      metrics = {
+        "loss": loss,
+        "q_mean": losses.mean_share(q_taken, per_step.weight, self.axis_name),
+        **windows_lib.diagnostics(
+          td_error=per_step.td_error,
+          weight=per_step.weight,
+          importance_weight=importance_weight,
+          axis_name=self.axis_name,
+        ),
+        "weight": jnp.sum(per_step.weight),
+      }
+      priorities = None
+      if self.windows.replayed:
+        priorities = self.windows.priority(per_step.td_error)
+      return loss, (metrics, priorities)
+
+    gradient, (metrics, priorities) = jax.grad(loss_share, has_aux=True)(
+      state.params["critic"]
+    )
+    return gradient, metrics, priorities
+
+  def _actor_gradients(
+    self,
+    state: base.AgentState,
+    rng_key: jax.Array,
+    view: "_View",
+    steps: windows_lib.Steps,
+    importance_weight: jax.Array,
+  ) -> tuple[types.Tree, dict[str, jax.Array]]:
+    """Returns this core's gradients of all groups but the critics, and metrics.
+
+    In an update without a step of the actor, all of them are 0.
+    """
+    noise = jax.random.normal(
+      rng_key, (*steps.action.shape[:2], self.space.size)
+    )
+    params = jax.lax.stop_gradient(state.params)
+    learned = {key: x for key, x in params.items() if key != "critic"}
+
+    def q_function(action: jax.Array) -> jax.Array:
+      variables = model_lib.Variables(params, state.statistics)
+      return self.q_values(self._criticize(variables, view, action))
+
+    def loss_share(
+      learned: types.Tree,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+      variables = model_lib.Variables(params | learned, state.statistics)
+      outputs, _ = self._act(variables, view)
+      proposal = self.policy.propose(variables.params, outputs, noise)
+      by_group, diagnostics = self.policy.losses(
+        variables.params, proposal, q_function, steps.step_type
+      )
+      weight = by_group["actor"].weight
+
+      def mean(values: jax.Array) -> jax.Array:
+        values = jnp.broadcast_to(values, weight.shape)
+        return losses.mean_share(
+          values * importance_weight, weight, self.axis_name
+        )
+
+      shares = {key: mean(x.loss) for key, x in by_group.items()}
+      metrics = {f"loss_{key}": x for key, x in shares.items()}
+      metrics |= {key: mean(x) for key, x in diagnostics.items()}
+      return sum(shares.values(), jnp.float32(0)), metrics
+
+    gradient = jax.grad(loss_share, has_aux=True)
+    period = self.policy.actor_period
+    if period == 1:
+      return gradient(learned)
+    # Metrics are averaged over updates, so those of one stand for all.
+    nothing = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, learned)
+    )
+    gradients, metrics = jax.lax.cond(
+      optimizers.is_due(state.updates, period),
+      lambda: gradient(learned),
+      lambda: nothing,
+    )
+    return gradients, {key: period * x for key, x in metrics.items()}
+
+  def losses(
+    self,
+    outputs: jax.Array,
+    target_outputs: jax.Array,
+    entropy_bonus: jax.Array,
+    steps: windows_lib.Steps,
+  ) -> losses.QLearningLoss:
+    """Returns the critics' losses `[T, B]`.
+
+    Outputs of the critics are `[T, B, C, ...]` for the actions taken, and `[T +
+    1, B, C, ...]` for the policy's; so is the entropy bonus, `[T + 1, B]`.
+    """
+    n = self.windows.n_step if steps.at is None else 1
+    stream = steps.step_type, steps.reward, steps.discount
+    if self.atoms:
+      loss = functools.partial(
+        losses.categorical_clipped_double_q_learning,
+        atoms=jnp.float32(self.atoms),
+        n=n,
+      )
+      arguments = outputs, target_outputs, *stream
+      return jax.vmap(loss, in_axes=1, out_axes=1)(*arguments)
+
+    def loss_of(
+      outputs: jax.Array,
+      target_outputs: jax.Array,
+      entropy_bonus: jax.Array,
+      *stream: jax.Array,
+    ) -> losses.QLearningLoss:
+      return losses.clipped_double_q_learning(
+        outputs, target_outputs, *stream, n=n, entropy_bonus=entropy_bonus
+      )
+
+    return jax.vmap(loss_of, in_axes=1, out_axes=1)(
+      outputs, target_outputs, entropy_bonus, *stream
+    )
+
+  def q_values(self, outputs: jax.Array) -> jax.Array:
+    """Returns the Q-values `[..., C]` of the critics' outputs."""
+    if not self.atoms:
+      return outputs
+    return jax.nn.softmax(outputs) @ jnp.float32(self.atoms)
+
+  def _steps(
+    self, unroll: types.Unroll, discount: jax.Array
+  ) -> windows_lib.Steps:
+    steps = self.windows.steps(self.actor, unroll, discount)
+    return steps._replace(action=self.space.normalized(steps.action))
+
+  def _noise(
+    self, rng_key: jax.Array, timestep: dm_env.TimeStep, past: jax.Array
+  ) -> jax.Array:
+    """Returns the noise of a step, `[B, A]`, of mean 0 and variance 1.
+
+    A first-order autoregressive process, that is a discrete Ornstein-Uhlenbeck
+    process, as in Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971,
+    section 3; but in its stationary state from an episode's first step.
+    """
+    fresh = jax.random.normal(rng_key, past.shape)
+    if not self.noise_correlation:
+      return fresh
+    rho = self.noise_correlation
+    first = timestep.step_type == int(dm_env.StepType.FIRST)
+    later = rho * past + (1 - rho**2) ** 0.5 * fresh
+    return jnp.where(first[:, None], fresh, later)
+
+  def _act(
+    self, variables: model_lib.Variables, view: "_View"
+  ) -> tuple[jax.Array, types.Tree]:
+    """Returns the actor's outputs `[T, B, P]`, and the next core state."""
+    output = self.actor.unroll(
+      variables._replace(params=variables.params["actor"]),
+      view.inputs,
+      view.core_state,
+      at=view.at,
+    )
+    return output.head, output.core_state
+
+  def _criticize(
+    self, variables: model_lib.Variables, view: "_View", action: jax.Array
+  ) -> jax.Array:
+    """Returns the critics' outputs `[T, B, C, ...]` for actions `[T, B, A]`."""
+    return self.critic.unroll(
+      variables._replace(params=variables.params["critic"]),
+      view.inputs,
+      view.core_state,
+      at=view.at,
+      action=action,
+    ).head
+
+
+class _View(NamedTuple):
+  """The steps of a stream at which the networks are evaluated.
+
+  Attributes:
+    inputs: `[T, B, ...]`.
+    core_state: `[B, ...]`, the networks' core state before the inputs.
+    at: `[K, B]` int32, the steps; None for all.
+  """
+
+  inputs: types.Inputs
+  core_state: types.Tree
+  at: jax.Array | None = None
+
+
+def _network_state(core_state: types.Tree) -> types.Tree:
+  """Returns the networks' part of a core state, () for a replay's windows."""
+  return core_state.network if isinstance(core_state, CoreState) else core_state

@@ -1,0 +1,72 @@
+"""Critics of (state, action), and the head of their actors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from seedx.on_cpu import product
+
+
+class ActorHead(nn.Module):
+  """A linear layer whose first outputs are close to 0.
+
+  Attributes:
+    num_parameters: P, number of parameters of the policy.
+  """
+
+  num_parameters: int
+
+  @nn.compact
+  def __call__(self, features: jax.Array) -> jax.Array:
+    """Maps features `[..., F]` to `[..., P]` float32."""
+    return nn.Dense(
+      self.num_parameters,
+      kernel_init=nn.initializers.orthogonal(0.01),
+      dot_general=product.dot_general,
+    )(features)
+
+
+class Critic(nn.Module):
+  """Critics side by side, each an MLP of the features and the action.
+
+  Attributes:
+    sizes: number of units of each hidden layer.
+    num_critics: C, number of critics.
+    parts: Z, number of outputs of each critic, such as atoms; 0 for one Q-value
+      and no Z axis.
+    activation: function after each hidden layer.
+    dtype: dtype of the hidden layers; outputs are float32.
+  """
+
+  sizes: Sequence[int]
+  num_critics: int = 1
+  parts: int = 0
+  activation: Any = nn.relu
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, features: jax.Array, action: jax.Array) -> jax.Array:
+    """Maps `[..., F]` and `[..., A]` to `[..., C]`, or `[..., C, Z]`."""
+    joined = jnp.concatenate(
+      [features.astype(self.dtype), action.astype(self.dtype)], axis=-1
+    )
+    outputs = [self._critic(joined) for _ in range(self.num_critics)]
+    if self.parts:
+      return jnp.stack(outputs, axis=-2)
+    return jnp.concatenate(outputs, axis=-1)
+
+  def _critic(self, hidden: jax.Array) -> jax.Array:
+    for size in self.sizes:
+      layer = nn.Dense(
+        size, dtype=self.dtype, kernel_init=nn.initializers.orthogonal(2.0**0.5)
+      )
+      hidden = self.activation(layer(hidden))
+    # Without a dtype, the layer computes in float32, the parameters' dtype.
+    return nn.Dense(
+      max(self.parts, 1),
+      kernel_init=nn.initializers.orthogonal(1.0),
+      dot_general=product.dot_general,
+    )(hidden)
