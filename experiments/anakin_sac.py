@@ -1,8 +1,10 @@
 """Trains SAC with environment, replay and learning in one program (Anakin).
 
-python -m experiments.anakin_sac --env seedx:Pendulum-v1
-python -m experiments.anakin_sac --num-seeds 10
-python -m experiments.anakin_sac --agent td3
+  python -m experiments.anakin_sac --env seedx:Pendulum-v1
+  python -m experiments.anakin_sac --num-seeds 10
+  python -m experiments.anakin_sac --agent td3
+
+The agent may also be DDPG or TD3.
 """
 
 import sys

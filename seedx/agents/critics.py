@@ -8,7 +8,7 @@ and 1 in each dimension, see `Box`.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 import dm_env
 import dm_env.specs
@@ -131,12 +131,32 @@ class Box:
     return (action - self.middle) / self.half
 
 
+@dataclasses.dataclass(frozen=True)
+class Choices:
+  """Discrete actions, whose vectors are one-hot.
+
+  Attributes:
+    size: number of actions.
+  """
+
+  size: int
+
+  def scaled(self, action: jax.Array) -> jax.Array:
+    """See `Space`; the action is the index of the largest element."""
+    return jnp.argmax(action, axis=-1)
+
+  def normalized(self, action: jax.Array) -> jax.Array:
+    """See `Space`."""
+    return jax.nn.one_hot(action, self.size)
+
+
 class Proposal(NamedTuple):
   """Actions of a policy, as learning evaluates them.
 
   Attributes:
-    action: `[..., A]` between -1 and 1.
-    log_prob: `[...]`, log pi(a | s); 0 for a deterministic policy.
+    action: `[..., A]`, actions; or probabilities of discrete actions.
+    log_prob: `[...]`, log pi(a | s), or its mean over discrete actions; 0 for a
+      deterministic policy.
     entropy_bonus: `[...]`, -alpha log pi(a | s), added to the state's value.
   """
 
@@ -257,14 +277,11 @@ def make(
   axis_name: str | None = None,
   horizon: base.Horizon | None = None,
   *,
-  critic: Any = None,
   atoms: Sequence[float] = (),
 ) -> base.Agent:
   """Makes an agent from its policy; see also `base.Config.make`.
 
-  `critic` is a module from features `[T, B, F]` and `action` `[T, B, A]` to
-  outputs `[T, B, C, ...]`; None for `networks.Critic`. With `atoms`, the
-  critics return logits of a distribution over them.
+  With `atoms`, the critics return logits of a distribution over them.
 
   Raises:
     types.ConfigError: the environment has an action mask, or is self-play.
@@ -285,7 +302,7 @@ def make(
     rates=policy.rates,
     periods={key: period for key in policy.rates if key != "critic"},
   )
-  pair = _Pair.make(spec, config, policy, space, axis_name, critic, atoms)
+  pair = _Pair.make(spec, config, policy, space, axis_name, atoms)
 
   def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
     return base.AgentState(
@@ -362,14 +379,14 @@ class _Pair:
     policy: Policy,
     space: Space,
     axis_name: str | None,
-    critic: Any,
     atoms: Sequence[float],
   ) -> Self:
     """Makes the networks; see the function `make`."""
-    head = critic or networks.Critic(
+    head = networks.Critic(
       config.hidden_sizes,
       config.num_critics,
       parts=len(atoms),
+      is_linear=isinstance(space, Choices),
       activation=networks.ACTIVATIONS[config.activation],
       dtype=jnp.dtype(config.compute_dtype),
     )

@@ -7,9 +7,11 @@ https://arxiv.org/abs/1910.07207.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
+import dm_env.specs
 import jax
 import jax.numpy as jnp
 
@@ -30,8 +32,10 @@ class Config(critics.Config):
     temperature: initial alpha, the weight of the entropy.
     temperature_learning_rate: initial learning rate of log alpha; 0 keeps alpha
       constant.
-    target_entropy: entropy per dimension of the action, which the learned alpha
-      keeps; the action is between -1 and 1.
+    target_entropy: entropy per dimension of a continuous action, which the
+      learned alpha keeps; the action is between -1 and 1.
+    target_entropy_share: entropy that alpha keeps for discrete actions, as a
+      share of the largest entropy.
   """
 
   temperature: float = types.setting(1.0, low=1e-9, high=1e9)
@@ -39,6 +43,7 @@ class Config(critics.Config):
     1e-3, changes="run_time", low=0.0, high=1e3
   )
   target_entropy: float = types.setting(-1.0, low=-1e3, high=1e3)
+  target_entropy_share: float = types.setting(0.5, low=0.0, high=1.0)
 
   def make(
     self,
@@ -47,17 +52,33 @@ class Config(critics.Config):
     horizon: base.Horizon | None = None,
   ) -> base.Agent:
     """Makes the agent for an environment; see `base.Config`."""
-    space = critics.Box.of(spec)
-    policy = _Soft(self, distributions.SquashedGaussian(space.size))
-    return critics.make(spec, self, policy, space, axis_name, horizon)
+    if isinstance(spec.action, dm_env.specs.DiscreteArray):
+      choices = critics.Choices(int(spec.action.num_values))
+      entropy = self.target_entropy_share * math.log(choices.size)
+      chooser = _SoftChoices(self, choices.size, entropy)
+      return critics.make(spec, self, chooser, choices, axis_name, horizon)
+    box = critics.Box.of(spec)
+    distribution = distributions.SquashedGaussian(box.size)
+    entropy = self.target_entropy * box.size
+    policy = _SoftGaussian(
+      self, distribution.num_parameters, entropy, distribution
+    )
+    return critics.make(spec, self, policy, box, axis_name, horizon)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Soft:
-  """A squashed Gaussian policy; see `critics.Policy`."""
+  """A stochastic policy and its temperature; see `critics.Policy`.
+
+  Attributes:
+    config: hyper-parameters.
+    num_parameters: see `critics.Policy`.
+    target_entropy: entropy of the whole action that the temperature keeps.
+  """
 
   config: Config
-  distribution: distributions.SquashedGaussian
+  num_parameters: int
+  target_entropy: float
 
   rates: ClassVar[Mapping[str, str]] = {
     "actor": "learning_rate",
@@ -67,14 +88,46 @@ class _Soft:
   target_groups = ("critic",)
   actor_period = 1
 
-  @property
-  def num_parameters(self) -> int:
-    """See `critics.Policy`."""
-    return self.distribution.num_parameters
-
   def others(self) -> dict[str, types.Tree]:
     """See `critics.Policy`; the temperature is log alpha."""
     return {"temperature": jnp.log(jnp.float32(self.config.temperature))}
+
+  def losses(
+    self,
+    params: types.Tree,
+    proposal: critics.Proposal,
+    q_function: critics.QFunction,
+    step_type: jax.Array,
+  ) -> tuple[dict[str, losses.ActorLoss], dict[str, jax.Array]]:
+    """See `critics.Policy`."""
+    log_temperature = params["temperature"]
+    alpha = jax.lax.stop_gradient(jnp.exp(log_temperature))
+    per_stream = functools.partial(jax.vmap, in_axes=1, out_axes=1)
+    actor = per_stream(
+      functools.partial(losses.soft_policy, temperature=alpha)
+    )(q_function(proposal.action), proposal.log_prob, step_type)
+    temperature = per_stream(
+      functools.partial(
+        losses.temperature,
+        log_temperature,
+        target_entropy=self.target_entropy,
+      )
+    )(proposal.log_prob, step_type)
+    return (
+      {"actor": actor, "temperature": temperature},
+      {"entropy": -proposal.log_prob, "temperature": alpha},
+    )
+
+  def _bonus(self, params: types.Tree, log_prob: jax.Array) -> jax.Array:
+    """Returns the entropy bonus, -alpha log pi."""
+    return -jnp.exp(params["temperature"]) * log_prob
+
+
+@dataclasses.dataclass(frozen=True)
+class _SoftGaussian(_Soft):
+  """A squashed Gaussian policy of continuous actions."""
+
+  distribution: distributions.SquashedGaussian
 
   def explore(
     self,
@@ -104,32 +157,40 @@ class _Soft:
     """See `critics.Policy`."""
     del smooth  # The policy is stochastic.
     action, log_prob = self.distribution.sample(outputs, noise)
-    return critics.Proposal(
-      action, log_prob, -jnp.exp(params["temperature"]) * log_prob
-    )
+    return critics.Proposal(action, log_prob, self._bonus(params, log_prob))
 
-  def losses(
+
+@dataclasses.dataclass(frozen=True)
+class _SoftChoices(_Soft):
+  """A policy of discrete actions, whose means over actions are exact."""
+
+  def explore(
+    self,
+    outputs: jax.Array,
+    noise: jax.Array,
+    exploration: jax.Array,
+    hyperparameters: Mapping[str, jax.Array],
+  ) -> jax.Array:
+    """See `critics.Policy`; the largest element is a sample (Gumbel)."""
+    del exploration, hyperparameters  # The policy itself explores.
+    uniform = jnp.clip(jax.scipy.stats.norm.cdf(noise), 1e-6, 1.0 - 1e-6)
+    return outputs - jnp.log(-jnp.log(uniform))
+
+  def greedy(self, outputs: jax.Array) -> jax.Array:
+    """See `critics.Policy`."""
+    return outputs
+
+  def propose(
     self,
     params: types.Tree,
-    proposal: critics.Proposal,
-    q_function: critics.QFunction,
-    step_type: jax.Array,
-  ) -> tuple[dict[str, losses.ActorLoss], dict[str, jax.Array]]:
+    outputs: jax.Array,
+    noise: jax.Array,
+    *,
+    smooth: bool = False,
+  ) -> critics.Proposal:
     """See `critics.Policy`."""
-    log_temperature = params["temperature"]
-    alpha = jax.lax.stop_gradient(jnp.exp(log_temperature))
-    per_stream = functools.partial(jax.vmap, in_axes=1, out_axes=1)
-    actor = per_stream(
-      functools.partial(losses.soft_policy, temperature=alpha)
-    )(q_function(proposal.action), proposal.log_prob, step_type)
-    temperature = per_stream(
-      functools.partial(
-        losses.temperature,
-        log_temperature,
-        target_entropy=self.config.target_entropy * self.distribution.size,
-      )
-    )(proposal.log_prob, step_type)
-    return (
-      {"actor": actor, "temperature": temperature},
-      {"entropy": -proposal.log_prob, "temperature": alpha},
-    )
+    del noise, smooth
+    log_probs = jax.nn.log_softmax(outputs)
+    probs = jnp.exp(log_probs)
+    log_prob = jnp.sum(probs * log_probs, axis=-1)
+    return critics.Proposal(probs, log_prob, self._bonus(params, log_prob))

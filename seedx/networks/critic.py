@@ -37,6 +37,9 @@ class Critic(nn.Module):
     num_critics: C, number of critics.
     parts: Z, number of outputs of each critic, such as atoms; 0 for one Q-value
       and no Z axis.
+    is_linear: whether Q is linear in the action: each critic has an output for
+      each dimension of the action, which weights them. So Q of a distribution
+      over discrete actions is the mean of theirs.
     activation: function after each hidden layer.
     dtype: dtype of the hidden layers; outputs are float32.
   """
@@ -44,21 +47,26 @@ class Critic(nn.Module):
   sizes: Sequence[int]
   num_critics: int = 1
   parts: int = 0
+  is_linear: bool = False
   activation: Any = nn.relu
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, features: jax.Array, action: jax.Array) -> jax.Array:
     """Maps `[..., F]` and `[..., A]` to `[..., C]`, or `[..., C, Z]`."""
-    joined = jnp.concatenate(
-      [features.astype(self.dtype), action.astype(self.dtype)], axis=-1
-    )
-    outputs = [self._critic(joined) for _ in range(self.num_critics)]
+    features = features.astype(self.dtype)
+    if self.is_linear:
+      size = action.shape[-1]
+      values = [self._critic(features, size) for _ in range(self.num_critics)]
+      return jnp.stack([jnp.sum(x * action, axis=-1) for x in values], axis=-1)
+    joined = jnp.concatenate([features, action.astype(self.dtype)], axis=-1)
+    size = max(self.parts, 1)
+    outputs = [self._critic(joined, size) for _ in range(self.num_critics)]
     if self.parts:
       return jnp.stack(outputs, axis=-2)
     return jnp.concatenate(outputs, axis=-1)
 
-  def _critic(self, hidden: jax.Array) -> jax.Array:
+  def _critic(self, hidden: jax.Array, num_outputs: int) -> jax.Array:
     for size in self.sizes:
       layer = nn.Dense(
         size, dtype=self.dtype, kernel_init=nn.initializers.orthogonal(2.0**0.5)
@@ -66,7 +74,7 @@ class Critic(nn.Module):
       hidden = self.activation(layer(hidden))
     # Without a dtype, the layer computes in float32, the parameters' dtype.
     return nn.Dense(
-      max(self.parts, 1),
+      num_outputs,
       kernel_init=nn.initializers.orthogonal(1.0),
       dot_general=product.dot_general,
     )(hidden)
