@@ -6,6 +6,9 @@ of an agent, the presets of experiments, and names in other libraries:
     ```{settings} seedx.agents.ppo
     ```
 
+    ```{settings} seedx.agents.ddpg:td3
+    ```
+
     ```{presets} ppo, impala --agent ppo
     ```
 
@@ -18,6 +21,7 @@ the site shows the table instead.
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +51,8 @@ def settings_tables(module: str) -> str:
   """Returns the settings of an agent in Markdown, one table for each class.
 
   The first table has the settings that the agent adds, the last one those of
-  its optimizer.
+  its optimizer. A function of the module may follow a colon: it returns the
+  config instead of the class `Config`.
 
   Raises:
     types.ConfigError: the module has no config of an agent.
@@ -146,20 +151,21 @@ def setup(app: "application.Sphinx") -> dict[str, bool]:
 
 
 def _config(module: str) -> Any:
-  """Returns the default config of an agent's module."""
+  """Returns the config of an agent's module, or of a function in it."""
+  name, _, function = module.partition(":")
   try:
-    config = getattr(importlib.import_module(module), "Config", None)
+    make = getattr(importlib.import_module(name), function or "Config", None)
   except ImportError as error:
     raise types.ConfigError(
       f"expected the module of an agent, such as seedx.agents.ppo, found"
       f" {module!r}: {error}"
     ) from error
-  if not dataclasses.is_dataclass(config) or not isinstance(config, type):
+  if not (dataclasses.is_dataclass(make) or inspect.isfunction(make)):
     raise types.ConfigError(
       "expected a module with a Config that has settings, such as"
       f" seedx.agents.ppo, found {module!r} without one"
     )
-  return config()
+  return make()
 
 
 def _presets(command: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -60,9 +60,22 @@ def test_a_changed_config_changes_the_table(monkeypatch):
   assert table["`--clip-epsilon`"][:2] == ["0.3", "Atari: 0.4"]
 
 
+def test_a_function_of_a_module_has_other_defaults():
+  table = rows(settings.settings_tables("seedx.agents.ddpg"))
+  assert table["`--actor-period`"][0] == "1"
+  table = rows(settings.settings_tables("seedx.agents.ddpg:td3"))
+  assert table["`--actor-period`"][0] == "2"
+
+
 @pytest.mark.parametrize(
   "module",
-  ["seedx.agents.normalizer", "seedx.agents.base", "seedx.agents.no", "seedx."],
+  [
+    "seedx.agents.normalizer",
+    "seedx.agents.base",
+    "seedx.agents.no",
+    "seedx.",
+    "seedx.agents.ddpg:no",
+  ],
 )
 def test_a_module_without_a_config_is_refused(module):
   with pytest.raises(types.ConfigError, match="such as seedx"):
