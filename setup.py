@@ -43,7 +43,10 @@ _ACCELERATORS = {x: [f"jax[{x}]>=0.10"] for x in ("cuda12", "cuda13", "tpu")}
 setuptools.setup(
   name="seedx",
   version=_NAMES["__version__"],
-  description="Distributed reinforcement learning in JAX, SEED-style.",
+  description=(
+    "Distributed reinforcement learning in JAX: agents (PPO, DQN, SAC, ...) in"
+    " the architectures of the field (A3C, Ape-X, IMPALA, SEED, Anakin, ...)."
+  ),
   long_description=(_ROOT / "README.md").read_text(),
   long_description_content_type="text/markdown",
   license="Apache-2.0",
@@ -66,6 +69,10 @@ setuptools.setup(
     "A3C",
     "DQN",
     "Ape-X",
+    "DDPG",
+    "D4PG",
+    "TD3",
+    "SAC",
     "AlphaZero",
   ],
   classifiers=[

@@ -39,6 +39,8 @@ _GROUPS: Mapping[str, Sequence[str]] = {
   "Reference": ("metrics", "glossary", "wire", "api"),
   "Project": (
     "results",
+    "results_games",
+    "results_control",
     "scale",
     "not_here",
     "internals",

@@ -11,7 +11,20 @@ from tests.repository import readme_test
 
 _DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGES = {x.stem: x.read_text() for x in sorted((_DOCS / "agents").glob("*.md"))}
-_AGENTS = ("a2c", "alphazero", "dqn", "ppo", "r2d2", "rainbow", "vtrace")
+_AGENTS = (
+  "a2c",
+  "alphazero",
+  "ddpg",
+  "dqn",
+  "ppo",
+  "r2d2",
+  "rainbow",
+  "sac",
+  "td3",
+  "vtrace",
+)
+# Agents that are a function of another agent's module.
+_CONFIGS = {"td3": "ddpg:td3"}
 # Commands with options in the running text or in a table; `settings` parses the
 # agents, and other tests ask all experiments for help.
 COMMANDS = sorted(
@@ -48,7 +61,8 @@ def trained():
     [cell.strip(" `") for cell in line.strip("|").split("|")]
     for line in (_DOCS / "agents.md").read_text().splitlines()
     if re.match(
-      r"\| (agent|A2C|V-trace|PPO|DQN|R2D2|Rainbow|AlphaZero) \|", line
+      r"\| (agent|A2C|V-trace|PPO|DQN|R2D2|Rainbow|DDPG|TD3|SAC|AlphaZero) \|",
+      line,
     )
   ]
   return {
@@ -64,8 +78,9 @@ def trained():
 def test_each_agent_has_a_page_with_its_settings_and_presets():
   assert sorted(PAGES) == sorted(_AGENTS)
   for name, text in PAGES.items():
-    assert f"```{{settings}} seedx.agents.{name}\n" in text
-    assert settings.settings_tables(f"seedx.agents.{name}")
+    config = f"seedx.agents.{_CONFIGS.get(name, name)}"
+    assert f"```{{settings}} {config}\n" in text
+    assert settings.settings_tables(config)
     assert settings.presets_table(", ".join(presets(text)))
     assert f"](agents/{name}.md)" in (_DOCS / "agents.md").read_text()
 

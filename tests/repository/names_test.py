@@ -10,6 +10,7 @@ import pytest
 
 from seedx import join, metrics
 from seedx.__main__ import _PROGRAMS
+from seedx.agents import ddpg, sac
 from seedx.app.cli import command_line, configs, experiments, programs
 from tests import programs as test_programs
 from tests.repository import readme_test
@@ -20,6 +21,12 @@ _CODE_FOLDERS = ("seedx", "experiments", "benchmarks", "examples")
 _FOREIGN = {"--gamma", "--logdir", "--no-deps", "--pid", "--signal"}
 # Metrics that end with a seed, or with the name of an entry of `info`.
 _COMPLETED = {"episode_return_seed_K", "info_NAME", "evaluation_info_NAME"}
+# Metrics of each group of parameters; the loss of critics is `loss`.
+_OF_GROUPS = {
+  f"{name}_{group}"
+  for name in ("gradient_norm", "learning_rate", "loss")
+  for group in {*ddpg._Deterministic.rates, *sac._Soft.rates}
+} - {"loss_critic"}
 _BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _OPTION = re.compile(r"(?<!\S)(--[a-z][\w-]*)")
 _SNAKE_CASE = re.compile(r"(?<![\w./:-])([a-z]+(?:_[a-z0-9]+)+)(?![\w/.-])")
@@ -103,7 +110,7 @@ def unknown_names(text):
   """Returns names of settings, metrics and others that no code has."""
   named = {x for code in inline_code(text) for x in _SNAKE_CASE.findall(code)}
   logged = {x for x in named if x.startswith(metrics.OF_INFO)}
-  return named - logged - code()
+  return named - logged - _OF_GROUPS - code()
 
 
 def unknown_settings(text, settings):
@@ -129,7 +136,7 @@ def test_options_and_settings_in_the_text_exist(page, options, settings):
 
 def test_the_metrics_of_the_page_exist():
   text = (test_programs.ROOT / "docs" / "metrics.md").read_text()
-  assert metrics_of(text) - strings() <= _COMPLETED
+  assert metrics_of(text) - strings() <= _COMPLETED | _OF_GROUPS
 
 
 def test_names_that_do_not_exist_are_detected(options, settings):
