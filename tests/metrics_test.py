@@ -312,6 +312,16 @@ def test_entries_of_info_are_in_the_group_of_episodes(tmp_path):
   ]
 
 
+def test_the_temperature_is_in_the_group_of_the_policy(tmp_path):
+  sink = events.TensorBoard(tmp_path)
+  sink.write({"env_steps": 1, "temperature": 0.5, "loss_temperature": 0.25})
+  sink.close()
+  assert [tag for tag, *_ in read_scalars(tmp_path)] == [
+    "policy/temperature",
+    "loss/loss_temperature",
+  ]
+
+
 # The console
 
 LINE = {

@@ -36,6 +36,7 @@ _GROUPS = {
     "epsilon",
     "effective_sample_size",
     "policy_lag",
+    "temperature",
   ),
   "replay": ("replay", "priorit"),
   "time": ("steps_per_second", "wall_", "acting_wait", "learning_wait"),
