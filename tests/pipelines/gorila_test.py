@@ -251,6 +251,8 @@ def test_gradients_for_a_users_own_optimizer_are_not_clipped():
   config = dqn.Config(transformation=functools.partial(optax.sgd, 0.1))
   assert worker.max_gradient_norm(config) == np.inf
   assert worker.max_gradient_norm(dqn.Config()) == 10.0
+  # 0 is no clipping, not a norm to which every gradient is scaled down.
+  assert worker.max_gradient_norm(dqn.Config(max_gradient_norm=0.0)) == np.inf
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,8 @@ def _warm_up(
 def max_gradient_norm(agent: base.Config) -> float:
   """Returns the norm to which workers scale larger gradients down.
 
-  The norm is infinite for an agent with a `transformation`.
+  The norm is infinite for an agent that does not clip, or that has a
+  `transformation`.
 
   Raises:
     types.ConfigError: the agent's config has no such norm.
@@ -126,7 +127,9 @@ def max_gradient_norm(agent: base.Config) -> float:
       "expected an agent whose config has a max_gradient_norm, to which workers"
       f" scale gradients down, found {type(agent).__name__}"
     )
-  return math.inf if agent.transformation else agent.max_gradient_norm
+  if agent.transformation is not None or not agent.max_gradient_norm:
+    return math.inf
+  return agent.max_gradient_norm
 
 
 class Outliers:
