@@ -109,13 +109,14 @@ class Box:
       np.broadcast_to(np.float32(x), action.shape)
       for x in (action.minimum, action.maximum)
     )
-    if not np.all(np.isfinite(low) & np.isfinite(high)):
+    half = high / 2 - low / 2
+    if not np.all(np.isfinite(half)):
       raise types.ConfigError(
         f"expected actions with bounds for a critic, found {native}; use an"
         " actor-critic agent (PPO, A2C or V-trace), or let the environment take"
         " bounded actions, as a gymnasium.ActionWrapper can"
       )
-    return cls((low + high) / 2, (high - low) / 2)
+    return cls(low + half, half)
 
   @property
   def size(self) -> int:
@@ -128,7 +129,8 @@ class Box:
 
   def normalized(self, action: jax.Array) -> jax.Array:
     """See `Space`."""
-    return (action - self.middle) / self.half
+    # A dimension with a single value becomes 0.
+    return (action - self.middle) / np.where(self.half > 0, self.half, 1)
 
 
 @dataclasses.dataclass(frozen=True)
