@@ -168,7 +168,7 @@ class Proposal(NamedTuple):
 
 
 class Policy(Protocol):
-  """What distinguishes the agents with critics.
+  """The functions and numbers in which agents with critics differ.
 
   Parameters are in groups, "actor", "critic" and perhaps others. Outputs of the
   actor are `[..., P]`. Noise is `[..., A]`, normal of mean 0 and variance 1.
@@ -236,7 +236,7 @@ class Acting(NamedTuple):
 
   Attributes:
     variables: parameters of all groups, and statistics of observations.
-    hyperparameters: those of the `AgentState`.
+    hyperparameters: hyper-parameters of the `AgentState`.
     is_random: `[]` bool, whether actions are still uniformly random.
   """
 
@@ -588,7 +588,8 @@ class _Pair:
   ) -> tuple[types.Tree, dict[str, jax.Array]]:
     """Returns this core's gradients of all groups but the critics, and metrics.
 
-    In an update without a step of the actor, all of them are 0.
+    In an update without a step of the actor, the gradients are 0, and the
+    metrics NaN.
     """
     noise = jax.random.normal(
       rng_key, (*steps.action.shape[:2], self.space.size)
@@ -613,29 +614,26 @@ class _Pair:
 
       def mean(values: jax.Array) -> jax.Array:
         values = jnp.broadcast_to(values, weight.shape)
-        return losses.mean_share(
-          values * importance_weight, weight, self.axis_name
-        )
+        return losses.mean_share(values, weight, self.axis_name)
 
-      shares = {key: mean(x.loss) for key, x in by_group.items()}
+      shares = {
+        key: mean(x.loss * importance_weight) for key, x in by_group.items()
+      }
       metrics = {f"loss_{key}": x for key, x in shares.items()}
       metrics |= {key: mean(x) for key, x in diagnostics.items()}
       return sum(shares.values(), jnp.float32(0)), metrics
 
     gradient = jax.grad(loss_share, has_aux=True)
     period = self.policy.actor_period
-    if period == 1:
+    # Without a replay, another update may apply the gradients (A3C).
+    if period == 1 or not self.windows.replayed:
       return gradient(learned)
-    # Metrics are averaged over updates, so those of one stand for all.
-    nothing = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, learned)
-    )
-    gradients, metrics = jax.lax.cond(
+    nothing, unknown = jax.eval_shape(gradient, learned)
+    return jax.lax.cond(
       optimizers.is_due(state.updates, period),
       lambda: gradient(learned),
-      lambda: nothing,
+      lambda: (_filled(nothing, 0.0), _filled(unknown, jnp.nan)),
     )
-    return gradients, {key: period * x for key, x in metrics.items()}
 
   def losses(
     self,
@@ -745,3 +743,8 @@ class _View(NamedTuple):
 def _network_state(core_state: types.Tree) -> types.Tree:
   """Returns the networks' part of a core state, () for a replay's windows."""
   return core_state.network if isinstance(core_state, CoreState) else core_state
+
+
+def _filled(shapes: types.Tree, value: float) -> types.Tree:
+  """Returns arrays of these shapes and dtypes that are full of a value."""
+  return jax.tree.map(lambda x: jnp.full(x.shape, value, x.dtype), shapes)

@@ -68,12 +68,14 @@ class Optimizer:
       of all learning rates; None for the user's own optimizer.
     steps_per_update: number of optimizer steps in an update.
     rates: see `make`.
+    periods: see `make`.
   """
 
   direction: optax.GradientTransformation
   schedule: optax.Schedule | None
   steps_per_update: int = 1
   rates: Mapping[str, str] | None = None
+  periods: Mapping[str, int] | None = None
 
   @classmethod
   def make(
@@ -97,13 +99,13 @@ class Optimizer:
         params = {"actor": actor_params, "critic": critic_params}
         rates = {"actor": "learning_rate", "critic": "critic_learning_rate"}
 
-    A group in `periods` takes a step only in one of so many updates, see
-    `is_due`.
+    `periods` maps a group's key to the number of updates in which it takes one
+    step, see `is_due`; None for a step in each update.
     """
     periods = periods or {}
     if config.transformation is not None:
       direction = _by_group(config.transformation, rates, periods)
-      return cls(direction, None, steps_per_update, rates)
+      return cls(direction, None, steps_per_update, rates, periods)
     schedule: optax.Schedule = optax.constant_schedule(np.float32(1.0))
     if horizon is not None:
       # A float: JAX's integers end at 2^31.
@@ -120,7 +122,7 @@ class Optimizer:
       clipped = optax.chain(*steps)
       steps = [_by_group(lambda: clipped, rates, periods)]
     direction = optax.chain(*steps, _scale_by(schedule))
-    return cls(direction, schedule, steps_per_update, rates)
+    return cls(direction, schedule, steps_per_update, rates, periods)
 
   def start(self, params: types.Tree, updates: int | jax.Array) -> types.Tree:
     """Returns a fresh optimizer state with the step count after `updates`.
@@ -130,9 +132,9 @@ class Optimizer:
     Raises:
       types.ConfigError: the keys of the parameters are not those of `rates`.
     """
+    self._check_groups(params)
     if self.schedule is None:
       return self.direction.init(params)
-    self._check_groups(params)
     *scales, schedule = self.direction.init(params)
     steps = jnp.int32(updates * self.steps_per_update)
     return (*scales, schedule._replace(count=steps))
@@ -180,13 +182,17 @@ class Optimizer:
   ) -> dict[str, jax.Array]:
     """Returns the next learning rate, and the gradient norm before clipping.
 
-    Each group has its own rate and norm, such as `gradient_norm_critic`. The
-    user's own optimizer has no `learning_rate` here.
+    Each group has its own rate and norm, such as `gradient_norm_critic`; the
+    norm is NaN in an update that is not due. The user's own optimizer has no
+    `learning_rate` here.
     """
     metrics = {}
     for key, name in (self.rates or {"": "learning_rate"}).items():
       suffix, part = (f"_{key}", gradients[key]) if key else ("", gradients)
-      metrics[f"gradient_norm{suffix}"] = optax.global_norm(part)
+      norm, period = optax.global_norm(part), (self.periods or {}).get(key, 1)
+      if period > 1:
+        norm = jnp.where(is_due(state.updates, period), norm, jnp.nan)
+      metrics[f"gradient_norm{suffix}"] = norm
       if self.schedule is not None:
         scheduled = self.schedule(state.clock * self.steps_per_update)
         rate = state.hyperparameters[name] * scheduled

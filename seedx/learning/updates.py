@@ -217,8 +217,7 @@ class OnCore:
     mean, metrics = jax.tree.map(
       lambda leaf: leaf / weight, (gradients, metrics)
     )
-    if "gradient_norm" in metrics:  # The norm of the mean, not a mean of norms.
-      metrics["gradient_norm"] = optax.global_norm(mean.params)
+    metrics |= _norms_of_mean(mean.params, metrics)
     after, skipped = apply_gradients(self.agent, state, mean, weight / steps)
     return Result(after, types.LossOutput(weight, metrics), skipped)
 
@@ -292,6 +291,21 @@ class Accumulated:
   def compile(self, state: base.AgentState, inputs: Any) -> None:
     """Compiles the program that computes a micro-batch's gradients."""
     self._part.lower(state, inputs, np.int32(0)).compile()
+
+
+def _norms_of_mean(
+  gradients: types.Tree, metrics: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
+  """Returns the norms of mean gradients, which replace means of norms."""
+  parts = {"gradient_norm": gradients}
+  if isinstance(gradients, Mapping):
+    parts |= {f"gradient_norm_{key}": x for key, x in gradients.items()}
+  return {
+    # A norm that is NaN stays unknown, see `optimizers.Optimizer.measure`.
+    name: jnp.where(jnp.isnan(metrics[name]), jnp.nan, optax.global_norm(part))
+    for name, part in parts.items()
+    if name in metrics
+  }
 
 
 def _packed(update: Callable[..., Any]) -> Callable[..., Any]:
