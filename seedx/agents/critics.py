@@ -1,8 +1,8 @@
 """Agents with a critic of (state, action): everything but their policy.
 
 Actor and critics are separate networks, so that the actor's gradient changes no
-critic, and a critic's gradient not the actor. A policy's actions are between -1
-and 1 in each dimension, see `Box`.
+critic, and a critic's gradient not the actor. A policy's actions are vectors
+between -1 and 1, see `action_vectors`.
 """
 
 import dataclasses
@@ -14,10 +14,9 @@ import dm_env
 import dm_env.specs
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from seedx import losses, networks, types
-from seedx.agents import base, optimizers
+from seedx.agents import action_vectors, base, optimizers
 from seedx.agents import model as model_lib
 from seedx.agents import windows as windows_lib
 
@@ -60,96 +59,6 @@ class Config(windows_lib.Config):
   def for_images(self) -> Self:
     """Returns a copy for images, which are stacked; not measured."""
     return dataclasses.replace(self, stack_frames=3)
-
-
-class Space(Protocol):
-  """The actions of an environment, as vectors for actor and critics.
-
-  Attributes:
-    size: A, length of a vector.
-  """
-
-  @property
-  def size(self) -> int: ...
-
-  def scaled(self, action: jax.Array) -> jax.Array:
-    """Maps vectors `[..., A]` to the environment's actions."""
-
-  def normalized(self, action: jax.Array) -> jax.Array:
-    """Maps the environment's actions to vectors `[..., A]`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Box:
-  """Continuous actions, whose bounds become -1 and 1.
-
-  Attributes:
-    middle: `[A]` float32, middle of the bounds.
-    half: `[A]` float32, half of their range.
-  """
-
-  middle: np.ndarray
-  half: np.ndarray
-
-  @classmethod
-  def of(cls, spec: types.EnvironmentSpec) -> Self:
-    """Returns the bounds of an environment's actions.
-
-    Raises:
-      types.ConfigError: the actions are not a vector of floats with bounds.
-    """
-    action = spec.action
-    native = action if spec.native_action is None else spec.native_action
-    if isinstance(action, types.HybridArray) or action.dtype.kind != "f":
-      raise types.ConfigError(
-        f"expected continuous actions for a critic, found {native}; use DQN for"
-        " discrete actions, or an actor-critic agent (PPO, A2C or V-trace)"
-      )
-    low, high = (
-      np.broadcast_to(np.float32(x), action.shape)
-      for x in (action.minimum, action.maximum)
-    )
-    half = high / 2 - low / 2
-    if not np.all(np.isfinite(half)):
-      raise types.ConfigError(
-        f"expected actions with bounds for a critic, found {native}; use an"
-        " actor-critic agent (PPO, A2C or V-trace), or let the environment take"
-        " bounded actions, as a gymnasium.ActionWrapper can"
-      )
-    return cls(low + half, half)
-
-  @property
-  def size(self) -> int:
-    """Number of dimensions."""
-    return len(self.middle)
-
-  def scaled(self, action: jax.Array) -> jax.Array:
-    """See `Space`."""
-    return self.middle + self.half * action
-
-  def normalized(self, action: jax.Array) -> jax.Array:
-    """See `Space`."""
-    # A dimension with a single value becomes 0.
-    return (action - self.middle) / np.where(self.half > 0, self.half, 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Choices:
-  """Discrete actions, whose vectors are one-hot.
-
-  Attributes:
-    size: number of actions.
-  """
-
-  size: int
-
-  def scaled(self, action: jax.Array) -> jax.Array:
-    """See `Space`; the action is the index of the largest element."""
-    return jnp.argmax(action, axis=-1)
-
-  def normalized(self, action: jax.Array) -> jax.Array:
-    """See `Space`."""
-    return jax.nn.one_hot(action, self.size)
 
 
 class Proposal(NamedTuple):
@@ -275,7 +184,7 @@ def make(
   spec: types.EnvironmentSpec,
   config: Config,
   policy: Policy,
-  space: Space,
+  space: action_vectors.Space,
   axis_name: str | None = None,
   horizon: base.Horizon | None = None,
   *,
@@ -322,8 +231,11 @@ def make(
     )
 
   def acting(state: base.AgentState) -> Acting:
+    params = state.params
+    if not windows.replayed:  # Only priorities need the critics.
+      params = {key: x for key, x in params.items() if key != "critic"}
     return Acting(
-      model_lib.Variables(state.params, state.statistics),
+      model_lib.Variables(params, state.statistics),
       state.hyperparameters,
       (state.updates == 0) & config.random_start,
     )
@@ -367,7 +279,7 @@ class _Pair:
   actor: model_lib.Model
   critic: model_lib.Model
   policy: Policy
-  space: Space
+  space: action_vectors.Space
   windows: windows_lib.Windows
   noise_correlation: float
   axis_name: str | None
@@ -379,7 +291,7 @@ class _Pair:
     spec: types.EnvironmentSpec,
     config: Config,
     policy: Policy,
-    space: Space,
+    space: action_vectors.Space,
     axis_name: str | None,
     atoms: Sequence[float],
   ) -> Self:
@@ -388,7 +300,7 @@ class _Pair:
       config.hidden_sizes,
       config.num_critics,
       parts=len(atoms),
-      is_linear=isinstance(space, Choices),
+      is_linear=isinstance(space, action_vectors.Choices),
       activation=networks.ACTIVATIONS[config.activation],
       dtype=jnp.dtype(config.compute_dtype),
     )
@@ -475,7 +387,7 @@ class _Pair:
       state, now, steps, target, batch.importance_weight
     )
     gradients, actor_metrics = self._actor_gradients(
-      state, actor_key, now, steps, batch.importance_weight
+      state, actor_key, now, steps
     )
     gradients, metrics = losses.sum_over_cores(
       (gradients | {"critic": critic}, metrics | actor_metrics), self.axis_name
@@ -584,7 +496,6 @@ class _Pair:
     rng_key: jax.Array,
     view: "_View",
     steps: windows_lib.Steps,
-    importance_weight: jax.Array,
   ) -> tuple[types.Tree, dict[str, jax.Array]]:
     """Returns this core's gradients of all groups but the critics, and metrics.
 
@@ -616,9 +527,7 @@ class _Pair:
         values = jnp.broadcast_to(values, weight.shape)
         return losses.mean_share(values, weight, self.axis_name)
 
-      shares = {
-        key: mean(x.loss * importance_weight) for key, x in by_group.items()
-      }
+      shares = {key: mean(x.loss) for key, x in by_group.items()}
       metrics = {f"loss_{key}": x for key, x in shares.items()}
       metrics |= {key: mean(x) for key, x in diagnostics.items()}
       return sum(shares.values(), jnp.float32(0)), metrics

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import losses, replay, types
-from seedx.agents import base, critics
+from seedx.agents import action_vectors, base, critics
 
 # The replay for training in one process: one update for each env step.
 REPLAY = replay.Config(
@@ -76,7 +76,7 @@ class Config(critics.Config):
     horizon: base.Horizon | None = None,
   ) -> base.Agent:
     """Makes the agent for an environment; see `base.Config`."""
-    space = critics.Box.of(spec)
+    space = action_vectors.Box.of(spec)
     atoms = np.linspace(self.value_min, self.value_max, self.num_atoms)
     agent = critics.make(
       spec,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx import distributions, losses, replay, types
-from seedx.agents import base, critics
+from seedx.agents import action_vectors, base, critics
 
 # The replay for training in one process: one update for each env step.
 REPLAY = replay.Config(
@@ -53,11 +53,11 @@ class Config(critics.Config):
   ) -> base.Agent:
     """Makes the agent for an environment; see `base.Config`."""
     if isinstance(spec.action, dm_env.specs.DiscreteArray):
-      choices = critics.Choices(int(spec.action.num_values))
+      choices = action_vectors.Choices(int(spec.action.num_values))
       entropy = self.target_entropy_share * math.log(choices.size)
       chooser = _SoftChoices(self, choices.size, entropy)
       return critics.make(spec, self, chooser, choices, axis_name, horizon)
-    box = critics.Box.of(spec)
+    box = action_vectors.Box.of(spec)
     distribution = distributions.SquashedGaussian(box.size)
     entropy = self.target_entropy * box.size
     policy = _SoftGaussian(

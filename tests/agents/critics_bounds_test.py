@@ -6,12 +6,12 @@ import pytest
 from dm_env import specs
 
 from seedx import types
-from seedx.agents import critics
+from seedx.agents import action_vectors
 
 
 def box_of(action):
   observation = specs.Array((3,), np.float32)
-  return critics.Box.of(types.EnvironmentSpec(observation, action))
+  return action_vectors.Box.of(types.EnvironmentSpec(observation, action))
 
 
 def test_bounds_become_numbers_between_minus_one_and_one():

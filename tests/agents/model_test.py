@@ -1,7 +1,5 @@
 """Models: the parts of an observation that they see, and actions for heads."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -97,8 +95,8 @@ def test_an_action_reaches_the_head(towers):
   critic = model.Model.make(
     spec, model.Config(hidden_sizes=(8,)), Critics(), towers
   )
-  init = jax.jit(functools.partial(critic.init, with_action=True))
-  variables, unroll = init(jax.random.key(0)), jax.jit(critic.unroll)
+  variables = jax.jit(critic.init)(jax.random.key(0), np.zeros((1, 1, 2)))
+  unroll = jax.jit(critic.unroll)
   inputs = inputs_of(spec, 0)
   action = np.random.default_rng(0).normal(size=(*ROWS, 2)).astype(np.float32)
   values = [
