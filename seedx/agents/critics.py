@@ -201,7 +201,8 @@ def make(
   if spec.action_mask is not None:
     raise types.ConfigError(
       "expected an environment without an action mask, which critics of"
-      f" (state, action) do not support, found {spec.action_mask!r}"
+      f" (state, action) do not support, found {spec.action_mask!r}; use an"
+      " actor-critic agent (PPO, A2C or V-trace)"
     )
   windows = config.windows
   if horizon is not None:
