@@ -393,3 +393,96 @@ def test_the_mask_of_a_hybrid_is_for_its_choices():
   normal = scipy.stats.norm(MIDDLE, 0.5 * HALF)
   np.testing.assert_allclose(entropy, [normal.entropy().sum()], rtol=1e-5)
   np.testing.assert_allclose(mode, [[1, 0, *MIDDLE]])
+
+
+# Squashed Gaussians
+
+
+SQUASHED = distributions.SquashedGaussian(2)
+
+
+@jax.jit
+def squash(parameters, noise):
+  """Returns actions, log-probabilities, and gradients of both."""
+
+  def total(parameters):
+    action, log_prob = SQUASHED.sample(parameters, noise)
+    return jnp.sum(log_prob), (action, log_prob)
+
+  gradient, drawn = jax.grad(total, has_aux=True)(parameters)
+  return *drawn, gradient
+
+
+def squashed(parameters, noise):
+  """Computes actions and log-probabilities in float64, as the paper does."""
+  mean, raw = np.split(np.asarray(parameters, float), 2, axis=-1)
+  log_scale = -5 + 3.5 * (np.tanh(raw) + 1)
+  unbounded = mean + np.exp(log_scale) * noise
+  size = np.abs(unbounded)
+  # log(1 - tanh(u)^2) without cancellation.
+  log_slope = 2 * (np.log(2) - size - np.log1p(np.exp(-2 * size)))
+  normal = scipy.stats.norm.logpdf(noise) - log_scale
+  return np.tanh(unbounded), np.sum(normal - log_slope, axis=-1)
+
+
+def test_squashed_gaussian_has_the_density_of_its_samples():
+  family = distributions.SquashedGaussian(1)
+  assert (family.num_parameters, SQUASHED.num_parameters) == (2, 4)
+  parameters = np.float32([[0.3, 0.2], [-1.0, -0.4]])
+  mean, scale = jax.device_get(family.moments(parameters))
+  log_scale = -5 + 3.5 * (np.tanh(parameters[:, 1:]) + 1)
+  np.testing.assert_allclose(mean, parameters[:, :1])
+  np.testing.assert_allclose(scale, np.exp(log_scale), rtol=1e-5)
+  edges = np.linspace(-0.9995, 0.9995, 4001)
+  middles = (edges[1:] + edges[:-1]) / 2
+  log_prob = jax.jit(lambda x, y: family(x).log_prob(y))
+  for row, m, s in zip(parameters, mean, scale, strict=True):
+    density = np.exp(log_prob(row, np.float32(middles[:, None])))
+    exact = scipy.stats.norm(m, s).cdf(np.arctanh(edges))
+    # The density is the slope of the distribution function.
+    slope = np.diff(exact) / np.diff(edges)
+    np.testing.assert_allclose(density, slope, rtol=2e-3, atol=1e-3)
+    total = np.sum(density * np.diff(edges))
+    assert total == pytest.approx(exact[-1] - exact[0], abs=1e-3)
+    assert total == pytest.approx(1, abs=0.02)
+
+
+def test_squashed_gaussian_and_its_gradients_match_float64():
+  rng = np.random.default_rng(0)
+  parameters, noise = rng.normal(size=(6, 4)), rng.normal(size=(6, 2))
+  parameters, noise = np.float32(parameters), np.float32(noise)
+  action, log_prob, gradient = jax.device_get(squash(parameters, noise))
+  expected = squashed(parameters, noise)
+  assert (action.dtype, log_prob.dtype) == (np.float32, np.float32)
+  np.testing.assert_allclose(action, expected[0], rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(log_prob, expected[1], rtol=1e-4, atol=1e-5)
+  # The density of the action is the same as that of the sample.
+  np.testing.assert_allclose(
+    jax.jit(lambda x, y: SQUASHED(x).log_prob(y))(parameters, action),
+    expected[1],
+    rtol=1e-3,
+    atol=1e-3,
+  )
+  differences = np.zeros(parameters.shape)
+  for i in range(4):
+    step = 1e-6 * (np.arange(4) == i)
+    up, down = (squashed(parameters + x, noise)[1] for x in (step, -step))
+    differences[:, i] = (up - down) / 2e-6
+  np.testing.assert_allclose(gradient, differences, rtol=1e-3, atol=1e-4)
+
+
+def test_squashed_gaussian_is_finite_at_large_parameters():
+  parameters = np.float32(
+    [[60, -60, 0, 0], [1e4, -1e4, 9, -9], [0, 3, 1e6, -1e6]]
+  )
+  noise = np.float32([[1, -2], [3, 0], [-4, 4]])
+  action, log_prob, gradient = jax.device_get(squash(parameters, noise))
+  expected = squashed(parameters, noise)
+  np.testing.assert_allclose(action, expected[0], rtol=1e-5)
+  np.testing.assert_allclose(log_prob, expected[1], rtol=1e-4)
+  assert np.isfinite(gradient).all()
+  # Beyond the tanh, the density grows by 2 for each unit of the mean.
+  np.testing.assert_allclose(gradient[:2, :2], [[2, -2]] * 2, rtol=1e-5)
+  _, scale = jax.device_get(SQUASHED.moments(parameters))
+  expected = np.exp([[-1.5, -1.5], [2, -5], [2, -5]])
+  np.testing.assert_allclose(scale, expected, rtol=1e-5)

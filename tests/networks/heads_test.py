@@ -1,7 +1,9 @@
 """Heads, compared with numbers computed by hand."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from seedx import networks
 from tests.networks import helpers
@@ -49,3 +51,65 @@ def test_dueling_subtracts_the_mean_of_the_advantages():
   np.testing.assert_allclose(
     jax.jit(head.apply)(params, features), [[1, 4, 16], [9, 11, 13]], rtol=1e-6
   )
+
+
+# Critics of (state, action), and their actors
+
+FEATURES = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
+ACTION = np.random.default_rng(1).normal(size=(3, 4, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("parts", [0, 6])
+def test_critics_are_separate_networks_of_features_and_action(
+  activation, parts
+):
+  critic = networks.Critic(
+    (8, 7), 2, parts=parts, activation=networks.ACTIVATIONS[activation]
+  )
+  params = helpers.random_params(critic, FEATURES, ACTION)
+  output = jax.jit(critic.apply)(params, FEATURES, ACTION)
+  function = {"relu": lambda x: np.maximum(x, 0), "tanh": np.tanh}[activation]
+  for c in range(2):
+    hidden = np.concatenate([FEATURES, ACTION], axis=-1).astype(float)
+    for i in range(3):
+      layer = params["params"][f"Dense_{3 * c + i}"]
+      hidden = hidden @ layer["kernel"] + layer["bias"]
+      hidden = function(hidden) if i < 2 else hidden
+    expected = hidden if parts else hidden[..., 0]
+    np.testing.assert_allclose(output[:, :, c], expected, rtol=1e-4, atol=1e-5)
+  assert output.shape == (3, 4, 2, *([parts] if parts else []))
+
+
+def test_critics_begin_with_different_parameters():
+  critic = networks.Critic((8,), 2)
+  output, _ = jax.jit(critic.init_with_output)(
+    jax.random.key(0), FEATURES, ACTION
+  )
+  assert np.abs(output[..., 0] - output[..., 1]).mean() > 0.1
+
+
+def test_only_hidden_layers_of_a_critic_are_in_half_precision():
+  exact, half = (
+    networks.Critic((8,), dtype=x) for x in ("float32", "bfloat16")
+  )
+  params = helpers.random_params(exact, FEATURES, ACTION)
+  expected, output = (
+    jax.jit(x.apply)(params, FEATURES, ACTION) for x in (exact, half)
+  )
+  assert output.dtype == jnp.float32
+  assert 1e-5 < np.abs(output - expected).max() < 0.1
+  shapes = jax.eval_shape(half.init, jax.random.key(0), FEATURES, ACTION)
+  assert {x.dtype for x in jax.tree.leaves(shapes)} == {np.dtype("float32")}
+
+
+def test_an_actors_first_outputs_are_close_to_0():
+  output, params = jax.jit(networks.ActorHead(3).init_with_output)(
+    jax.random.key(0), FEATURES
+  )
+  layer = params["params"]["Dense_0"]
+  np.testing.assert_allclose(
+    output, FEATURES @ layer["kernel"] + layer["bias"], rtol=1e-4, atol=1e-6
+  )
+  assert 0 < np.abs(output).max() < 0.1
+  assert output.dtype == np.float32

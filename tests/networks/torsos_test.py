@@ -275,3 +275,20 @@ def test_the_board_network_has_finite_gradients_and_float32_parameters():
   leaves = jax.tree.leaves(gradients)
   assert {x.dtype for x in leaves} == {np.dtype(np.float32)}
   assert all(np.isfinite(x).all() and x.any() for x in leaves)
+
+
+def test_the_mlp_of_vectors_has_the_activation():
+  features = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+  functions = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}
+  assert set(functions) == set(networks.ACTIVATIONS)
+  for activation, function in functions.items():
+    torso = networks.Torso(
+      (specs.Array((4,), np.float32),), (6, 3), activation=activation
+    )
+    params = helpers.random_params(torso, features)
+    expected = features
+    for i in range(2):
+      layer = params["params"]["MLP_0"][f"Dense_{i}"]
+      expected = function(expected @ layer["kernel"] + layer["bias"])
+    output = jax.jit(torso.apply)(params, features)
+    np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-6)
