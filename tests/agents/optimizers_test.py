@@ -1,6 +1,7 @@
 """Optimizers of several groups of parameters, each with its learning rate."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -133,3 +134,69 @@ def test_parameters_of_other_groups_are_refused(transformation):
       types.ConfigError, match=f"'actor', 'critic'.*{message}"
     ):
       optimizer.start(params, 0)
+
+
+@pytest.mark.parametrize("kind", ["adam", "rmsprop", "transformation"])
+def test_a_group_with_a_period_skips_the_updates_that_are_not_due(kind):
+  """The skipped gradients change neither parameters nor moments."""
+  fields = {"optimizer": kind}
+  if kind == "transformation":
+    fields = {"transformation": functools.partial(optax.adam, 0.1)}
+  config = dataclasses.replace(CONFIG, **fields)
+  periods = {"actor": 3}
+  optimizer = optimizers.Optimizer.make(
+    config, None, rates=NAMES, periods=periods
+  )
+  single = optimizers.Optimizer.make(config, None)
+  start = {"actor": drawn(2.0), "critic": drawn(1.0)}
+  together = state_of(optimizer, start, **dict(RATES.values()))
+  apart = {
+    key: state_of(single, start[key], learning_rate=rate)
+    for key, (_, rate) in RATES.items()
+  }
+  step, single_step = jax.jit(optimizer.descend), jax.jit(single.descend)
+  for updates in range(7):
+    together = dataclasses.replace(together, updates=jnp.int32(updates))
+    is_due = updates in (2, 5)
+    assert optimizers.is_due(together.updates, 3) == is_due
+    gradients = jax.tree.map(lambda x, k=updates: x * np.cos(k), start)
+    together = step(together, gradients)
+    for key in ("critic", *(["actor"] if is_due else [])):
+      apart[key] = single_step(apart[key], gradients[key])
+    for key, state in apart.items():
+      jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7),
+        together.params[key],
+        state.params,
+      )
+
+
+def test_a_skipped_update_keeps_a_gradient_that_is_not_finite_out():
+  optimizer = optimizers.Optimizer.make(
+    CONFIG, None, rates=NAMES, periods={"actor": 2}
+  )
+  start = {"actor": drawn(2.0), "critic": drawn(1.0)}
+  state = state_of(optimizer, start, **dict(RATES.values()))
+  wrong = start | {"actor": jax.tree.map(lambda x: x * np.nan, start["actor"])}
+  step = jax.jit(optimizer.descend)
+  state = step(state, wrong)
+  jax.tree.map(
+    np.testing.assert_array_equal, state.params["actor"], start["actor"]
+  )
+  state = step(dataclasses.replace(state, updates=jnp.int32(1)), start)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+
+
+def test_a_largest_norm_of_0_does_not_clip():
+  def trained(norm):
+    config = dataclasses.replace(CONFIG, max_gradient_norm=norm)
+    optimizer = optimizers.Optimizer.make(config, HORIZON)
+    state = state_of(optimizer, drawn(2.0), learning_rate=0.01)
+    for scale in (1.0, 50.0, 3.0):
+      gradients = jax.tree.map(lambda x, k=scale: k * x, drawn(1.0))
+      state = optimizer.descend(state, gradients)
+    return jnp.concatenate([x.ravel() for x in jax.tree.leaves(state.params)])
+
+  unclipped = trained(0.0)
+  np.testing.assert_allclose(unclipped, trained(1e9), rtol=1e-6)
+  assert np.abs(unclipped - trained(0.5)).max() > 1e-4
