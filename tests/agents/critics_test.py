@@ -1,0 +1,660 @@
+"""Agents with a critic of (state, action): what DDPG and SAC share."""
+
+import dataclasses
+import functools
+
+import chex
+import dm_env
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+from dm_env import specs
+
+from seedx import types
+from seedx.agents import acting_step, critics, ddpg, sac
+from tests import conftest
+from tests.agents import critics_reference as reference
+from tests.agents import dqn_test
+
+LOW, HIGH = np.float32([-2.0, 0.0]), np.float32([4.0, 1.0])
+MIDDLE, HALF = (LOW + HIGH) / 2, (HIGH - LOW) / 2
+ACTION = specs.BoundedArray((2,), np.float32, LOW, HIGH)
+VECTOR = types.EnvironmentSpec(specs.Array((4,), np.float32), ACTION)
+IMAGE = specs.BoundedArray((1, 9, 9), np.uint8, 0, 255)
+CAMERA = types.EnvironmentSpec(
+  {"camera": IMAGE, "joints": specs.Array((4,), np.float32)}, ACTION
+)
+SPECS = {"vector": VECTOR, "camera": CAMERA}
+BATCH = 24
+MAKERS = {"ddpg": ddpg.Config, "td3": ddpg.td3, "sac": sac.Config}
+
+
+def config_of(name, **fields):
+  defaults = {
+    "hidden_sizes": (8, 7),
+    "discount": 0.9,
+    "learning_rate": 3e-3,
+    "critic_learning_rate": 1e-2,
+    "target_rate": 0.2,
+  }
+  return dataclasses.replace(MAKERS[name](), **defaults | fields)
+
+
+@functools.cache
+def agent_of(name, kind="vector", **fields):
+  return config_of(name, **fields).make(SPECS[kind])
+
+
+@functools.cache
+def jitted(method, name, kind="vector", **fields):
+  return jax.jit(getattr(agent_of(name, kind, **fields), method))
+
+
+@functools.cache
+def state_of(name, kind="vector", **fields):
+  agent = agent_of(name, kind, **fields)
+  return dqn_test.random_state(agent, config_of(name, **fields))
+
+
+def with_hyperparameters(state, **values):
+  values = {name: np.float32(value) for name, value in values.items()}
+  return dataclasses.replace(
+    state, hyperparameters=state.hyperparameters | values
+  )
+
+
+def sample_of(agent, spec=VECTOR, seed=0):
+  """Returns random windows; about one in four ends an episode."""
+  ends = np.linspace(0, 0.6, BATCH)
+  unroll = conftest.random_unroll(agent, spec, agent.needs.window, ends, seed)
+  rng = np.random.default_rng(seed)
+  inside = rng.uniform(LOW, HIGH, unroll.action.shape).astype(np.float32)
+  weights = rng.uniform(0.5, 1.5, BATCH).astype(np.float32)
+  return types.Sample(unroll._replace(action=inside), weights)
+
+
+def batch_of(sample, config):
+  """Returns a sample as transitions for the reference."""
+  timestep = sample.unroll.inputs.timestep
+  reward, discount, last, weight = reference.returns(
+    timestep.step_type,
+    timestep.reward.astype(float),
+    timestep.discount.astype(float),
+    config.discount,
+    config.n_step,
+  )
+  return reference.Batch(
+    observation=timestep.observation[0].astype(float),
+    action=(sample.unroll.action[0] - MIDDLE.astype(float)) / HALF,
+    reward=reward,
+    discount=discount,
+    later=timestep.observation[last, np.arange(BATCH)].astype(float),
+    weight=weight,
+    importance=sample.importance_weight.astype(float),
+  )
+
+
+def noises_of(key):
+  """Returns the noise of targets and actor in an update with the key."""
+  return [
+    np.asarray(jax.random.normal(k, (1, BATCH, 2))[0], float)
+    for k in jax.random.split(key)
+  ]
+
+
+def adam_of(state, group):
+  """Returns the state of a group's Adam."""
+  inner = state.optimizer_state[0].inner_states[group]
+
+  def is_adam(node):
+    return isinstance(node, optax.ScaleByAdamState)
+
+  (found,) = filter(is_adam, jax.tree.leaves(inner, is_leaf=is_adam))
+  return found
+
+
+def assert_close(state, learner):
+  """Compares parameters, targets and Adam's moments with the reference."""
+
+  def close(nest, expected):
+    found = reference.groups_of(nest, learner.config.num_critics)
+    assert set(found) == set(expected)
+    for key, group in found.items():
+      for x, y in zip(
+        reference.arrays(group), reference.arrays(expected[key]), strict=True
+      ):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5, err_msg=key)
+
+  close(state.params, learner.params)
+  close(state.target_params, {k: learner.target[k] for k in learner.targets})
+  for key, expected in learner.optimizers.items():
+    adam = adam_of(state, key)
+    assert adam.count == expected.steps
+    for moment, arrays in (
+      (adam.mu, expected.mean),
+      (adam.nu, expected.square),
+    ):
+      found = reference.groups_of(
+        {key: moment[key]}, learner.config.num_critics
+      )
+      for x, y in zip(reference.arrays(found[key]), arrays, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+@functools.cache
+def check_updates(name, learner_of, updates=6, **fields):
+  """Compares several updates with the reference; returns it and the states."""
+  config, agent = config_of(name, **fields), agent_of(name, **fields)
+  state = state_of(name, **fields)
+  learner = learner_of(state.params, state.target_params, config)
+  states, terminations = [state], 0
+  for k in range(updates):
+    sample, key = sample_of(agent, seed=k), jax.random.key(k)
+    state, output = jitted("update", name, **fields)(state, key, sample)
+    batch = batch_of(sample, config)
+    assert 0 < batch.weight.sum() < BATCH
+    terminations += np.sum((batch.discount == 0) & (batch.weight > 0))
+    errors = learner.update(batch, *noises_of(key))
+    assert_close(state, learner)
+    np.testing.assert_allclose(output.priorities, errors, rtol=1e-4, atol=1e-5)
+    states.append(state)
+  assert terminations
+  return learner, states
+
+
+# Gradients of the groups
+
+
+def gradients_of(name, state, sample, **fields):
+  gradients = jitted("gradients", name, **fields)
+  return gradients(state, jax.random.key(0), sample)[0].params
+
+
+def with_params(state, **groups):
+  return dataclasses.replace(state, params=state.params | groups)
+
+
+def assert_differ(actual, expected):
+  gaps = jax.tree.map(lambda x, y: np.abs(x - y).max(), actual, expected)
+  assert max(jax.tree.leaves(gaps)) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["ddpg", "sac"])
+def test_a_group_has_the_gradient_of_its_own_loss_only(name):
+  state, sample = state_of(name), sample_of(agent_of(name))
+  expected = gradients_of(name, state, sample)
+  # Rewards are in the loss of the critics only.
+  timestep = sample.unroll.inputs.timestep
+  inputs = sample.unroll.inputs._replace(
+    timestep=timestep._replace(reward=timestep.reward + 1)
+  )
+  other = sample._replace(unroll=sample.unroll._replace(inputs=inputs))
+  actual = gradients_of(name, state, other)
+  assert_differ(actual.pop("critic"), expected["critic"])
+  assert set(actual) == set(state.params) - {"critic"}
+  for key, gradient in actual.items():
+    chex.assert_trees_all_equal(gradient, expected[key])
+  params = jax.tree.map(lambda x: 1.1 * x, state.params)
+  if name == "ddpg":
+    # The learned actor is in the loss of the actor only.
+    actual = gradients_of(
+      name, with_params(state, actor=params["actor"]), sample
+    )
+    chex.assert_trees_all_equal(actual["critic"], expected["critic"])
+    assert_differ(actual["actor"], expected["actor"])
+  else:
+    # The critics are not in the loss of the temperature.
+    actual = gradients_of(
+      name, with_params(state, critic=params["critic"]), sample
+    )
+    np.testing.assert_array_equal(
+      actual["temperature"], expected["temperature"]
+    )
+    assert_differ(actual["actor"], expected["actor"])
+
+
+@pytest.mark.parametrize("name", ["ddpg", "sac"])
+def test_each_group_learns_at_its_own_rate(name):
+  rates = {"actor": "learning_rate", "critic": "critic_learning_rate"}
+  if name == "sac":
+    rates["temperature"] = "temperature_learning_rate"
+  sample = sample_of(agent_of(name))
+  for learned in rates:
+    values = {rate: 0.1 * (key == learned) for key, rate in rates.items()}
+    state = with_hyperparameters(state_of(name), **values)
+    params = jitted("update", name)(state, jax.random.key(0), sample)[0].params
+    for key, group in params.items():
+      check = assert_differ if key == learned else chex.assert_trees_all_equal
+      check(group, state.params[key])
+
+
+def test_a_users_optimizer_is_one_for_each_group():
+  fields = {"transformation": functools.partial(optax.sgd, 0.5, 0.9)}
+  fields |= {"actor_period": 2}
+  state, momentum = state_of("ddpg", **fields), None
+  sample, key = sample_of(agent_of("ddpg")), jax.random.key(0)
+  for k in (1, 2, 3):
+    gradients, _ = jitted("gradients", "ddpg", **fields)(state, key, sample)
+    before, state = (
+      state.params,
+      jitted("apply", "ddpg", **fields)(state, gradients),
+    )
+    critic = gradients.params["critic"]
+    momentum = (
+      jax.tree.map(lambda m, g: 0.9 * m + g, momentum, critic)
+      if momentum
+      else critic
+    )
+    expected = jax.tree.map(
+      lambda x, m: x - 0.5 * m, before["critic"], momentum
+    )
+    chex.assert_trees_all_close(
+      state.params["critic"], expected, rtol=1e-5, atol=1e-6
+    )
+    step = gradients.params["actor"] if k == 2 else None
+    expected = before["actor"]
+    if step is not None:
+      expected = jax.tree.map(lambda x, g: x - 0.5 * g, expected, step)
+      assert_differ(expected, before["actor"])
+    chex.assert_trees_all_close(
+      state.params["actor"], expected, rtol=1e-5, atol=1e-6
+    )
+
+
+# Acting
+
+ROWS = 4000
+
+
+def still(state):
+  """Returns a state whose actor's outputs are 0, after an update."""
+  zeros = jax.tree.map(np.zeros_like, state.params["actor"])
+  state = with_params(state, actor=zeros)
+  return dataclasses.replace(state, updates=np.int32(1))
+
+
+def inputs_of(rows=ROWS, exploration=0.0, step_type=dm_env.StepType.MID):
+  inputs = acting_step.zero_inputs(VECTOR, rows)
+  inputs.exploration[:] = exploration
+  inputs.timestep.step_type[:] = step_type
+  rng = np.random.default_rng(0)
+  inputs.timestep.observation[:] = rng.normal(size=(rows, 4))
+  return inputs
+
+
+def act(name, state, inputs, method="step", key=0, **fields):
+  """Returns actions between -1 and 1, `[B, A]`."""
+  agent = agent_of(name, **fields)
+  output, _ = jitted(method, name, **fields)(
+    agent.acting(state),
+    jax.random.key(key),
+    inputs,
+    agent.initial_core_state(len(inputs.exploration)),
+  )
+  action = np.asarray(output.action, float)
+  assert output.action.dtype == np.float32
+  assert np.all(action >= LOW - 1e-6) and np.all(action <= HIGH + 1e-6)
+  return (action - MIDDLE) / HALF
+
+
+def assert_uniform(actions):
+  for column in actions.T:
+    assert scipy.stats.kstest(column, scipy.stats.uniform(-1, 2).cdf)[1] > 1e-3
+  assert abs(np.corrcoef(actions.T)[0, 1]) < 0.06
+
+
+@pytest.mark.parametrize("name", ["ddpg", "sac"])
+def test_actions_are_uniform_until_the_first_update(name):
+  state, inputs = state_of(name), inputs_of()
+  actions = act(name, state, inputs)
+  assert_uniform(actions)
+  greedy = act(name, state, inputs, "greedy")
+  updated = dataclasses.replace(state, updates=np.int32(1))
+  later = act(name, updated, inputs)
+  without = act(name, state, inputs, random_start=False)
+  np.testing.assert_allclose(without, later, rtol=1e-5, atol=1e-6)
+  np.testing.assert_array_equal(act(name, updated, inputs, "greedy"), greedy)
+  # The policy's actions follow the observation; random ones do not.
+  for x, follows in ((actions, False), (later, True)):
+    correlation = np.corrcoef(x[:, 0], greedy[:, 0])[0, 1]
+    assert correlation > 0.3 if follows else abs(correlation) < 0.06
+
+
+def noise_of(name, action):
+  """Returns the noise of actions of an actor whose outputs are 0."""
+  return action / 0.01 if name == "ddpg" else np.arctanh(action) / np.exp(-1.5)
+
+
+@pytest.mark.parametrize(
+  ("name", "rho"),
+  conftest.slow_but(
+    [("sac", 0.8)], [("sac", 0.8), ("ddpg", 0.8), ("ddpg", 0.0)]
+  ),
+)
+def test_noise_is_correlated_within_an_episode(name, rho):
+  length, rows, reset = 60, 500, 30
+  fields = {"noise_correlation": rho}
+  fields |= {"noise_scale": 0.01} if name == "ddpg" else {}
+  agent, state = agent_of(name, **fields), still(state_of(name, **fields))
+
+  @jax.jit
+  def play(state, rng_key):
+    acting = agent.acting(state)
+
+    def step(carry, t):
+      key, acting_state = carry
+      key, step_key = jax.random.split(key)
+      inputs = inputs_of(rows)
+      step_type = jnp.where(
+        t % reset == 0, int(dm_env.StepType.FIRST), int(dm_env.StepType.MID)
+      )
+      timestep = inputs.timestep._replace(
+        step_type=jnp.full(rows, step_type, jnp.uint8)
+      )
+      result = acting_step.take(
+        agent, acting, step_key, timestep, acting_state, inputs.exploration
+      )
+      return (key, result.acting_state), result.output.action
+
+    start = acting_step.initial_state(agent, VECTOR, rows)
+    return jax.lax.scan(step, (rng_key, start), jnp.arange(length))[1]
+
+  actions = np.asarray(play(state, jax.random.key(0)), float)
+  noise = noise_of(name, (actions - MIDDLE) / HALF)
+  # Each step has mean 0 and variance 1, also the first of an episode.
+  np.testing.assert_allclose(noise.mean(axis=(1, 2)), 0, atol=0.15)
+  np.testing.assert_allclose(noise.var(axis=(1, 2)), 1, atol=0.25)
+  assert noise.var() == pytest.approx(1, abs=0.05)
+  for lag in (1, 2):
+    products = np.mean(noise[lag:] * noise[:-lag], axis=(1, 2))
+    across = products[reset - lag : reset]
+    np.testing.assert_allclose(across, 0, atol=0.15)
+    within = np.delete(products, np.arange(reset - lag, reset))
+    assert within.mean() == pytest.approx(rho**lag, abs=0.05)
+  # Dimensions and environments are independent.
+  assert abs(np.mean(noise[..., 0] * noise[..., 1])) < 0.05
+  assert abs(np.mean(noise[:, 1:] * noise[:, :-1])) < 0.05
+  # Random actions are still uniform.
+  start = dataclasses.replace(state, updates=np.int32(0))
+  random = np.asarray(play(start, jax.random.key(1)), float)
+  assert_uniform(((random - MIDDLE) / HALF)[reset - 1])
+
+
+# Observations and networks
+
+
+def part(unroll, length, start=0, core_state=()):
+  steps = jax.tree.map(
+    lambda x: x[start : start + length], unroll._replace(core_state=())
+  )
+  return steps._replace(core_state=core_state)
+
+
+def played(agent, state, unroll):
+  """Returns an unroll with the actions and extras of the agent."""
+  acting = agent.acting(state)
+
+  @jax.jit
+  def play(acting, inputs):
+    def step(carry, inputs):
+      key, core_state = carry
+      key, step_key = jax.random.split(key)
+      output, core_state = agent.step(acting, step_key, inputs, core_state)
+      return (key, core_state), output
+
+    start = agent.initial_core_state(BATCH)
+    return jax.lax.scan(step, (jax.random.key(0), start), inputs)
+
+  (_, core_state), output = play(acting, unroll.inputs)
+  unroll = unroll._replace(
+    action=np.asarray(output.action), extras=jax.device_get(output.extras)
+  )
+  return unroll, core_state
+
+
+def test_a_window_has_the_frames_before_its_transition():
+  """A window's gradients are those of its transition with acting's frames."""
+  stacked = {"stack_frames": 3, "hidden_sizes": (8,)}
+  windows = agent_of("ddpg", "camera", **stacked)
+  assert windows.needs.window == 4
+  state = state_of("ddpg", "camera", **stacked)
+  sample = sample_of(windows, CAMERA)._replace(
+    importance_weight=np.ones(BATCH, np.float32)
+  )
+  _, core_state = played(windows, state, part(sample.unroll, 2))
+  transition = part(sample.unroll, 2, 2, core_state)
+  key = jax.random.key(0)
+  actual, output = jitted("gradients", "ddpg", "camera", **stacked)(
+    state, key, sample
+  )
+  expected, _ = jitted(
+    "gradients", "ddpg", "camera", replayed=False, **stacked
+  )(state, key, transition)
+  assert 0 < output.weight < BATCH
+  chex.assert_trees_all_close(
+    actual.params, expected.params, rtol=1e-3, atol=1e-5
+  )
+  for gradient in jax.tree.leaves(actual.params):
+    assert np.abs(gradient).max() > 0
+
+
+def test_normalized_observations_are_what_actor_and_critics_see():
+  mean, variance = np.float32([1, -2, 3, 0]), np.float32([4, 1, 0.25, 9])
+  fields = {"normalize_observations": True}
+  agent, state = agent_of("sac", **fields), state_of("sac", **fields)
+  statistics = state.statistics._replace(
+    mean=(mean,), variance=(variance,), batches=(np.int32(9),)
+  )
+  state = dataclasses.replace(state, statistics=statistics)
+  sample = sample_of(agent)
+  actual, _ = jitted("gradients", "sac", **fields)(
+    state, jax.random.key(0), sample
+  )
+  timestep = sample.unroll.inputs.timestep
+  seen = (timestep.observation - mean) / np.sqrt(variance)
+  inputs = sample.unroll.inputs._replace(
+    timestep=timestep._replace(observation=seen)
+  )
+  plain = sample._replace(unroll=sample.unroll._replace(inputs=inputs))
+  expected = gradients_of(
+    "sac", dataclasses.replace(state, statistics=()), plain
+  )
+  chex.assert_trees_all_close(actual.params, expected, rtol=1e-4, atol=1e-5)
+  new = jitted("apply", "sac", **fields)(state, actual).statistics
+  assert new.batches == (10,)
+  learned = timestep.step_type[1] != dm_env.StepType.FIRST
+  observed = timestep.observation[0, learned].mean(axis=0)
+  step = (np.asarray(new.mean[0]) - mean) / (observed - mean)
+  assert np.all(step > 0) and np.ptp(step) < 1e-4
+  action = act("sac", state, inputs_of(8), "greedy", **fields)
+  assert_differ(action, act("sac", state, inputs_of(8), "greedy"))
+
+
+def test_bfloat16_is_close_to_float32():
+  half = {"compute_dtype": "bfloat16"}
+  state, sample = state_of("sac"), sample_of(agent_of("sac"))
+  exact = gradients_of("sac", state, sample)
+  rounded = gradients_of("sac", state, sample, **half)
+  for key, gradient in exact.items():
+    gap = jax.tree.map(np.subtract, rounded[key], gradient)
+    norm = float(optax.global_norm(gradient))
+    assert 1e-5 < float(optax.global_norm(gap)) / norm < 0.1
+  chex.assert_trees_all_equal_shapes_and_dtypes(
+    jax.eval_shape(agent_of("sac", **half).init, jax.random.key(0)), state
+  )
+
+
+class Squares(nn.Module):
+  """Features of a user: the squares of a layer's outputs."""
+
+  @nn.compact
+  def __call__(self, observation):
+    return nn.Dense(3)(observation) ** 2
+
+
+def test_a_users_torso_is_in_actor_and_critics():
+  fields = {"torso": Squares(), "hidden_sizes": (8,)}
+  state = state_of("ddpg", **fields)
+  shapes = {
+    key: jax.tree.map(np.shape, group["params"])
+    for key, group in state.params.items()
+  }
+
+  def layer(inputs, outputs):
+    return {"kernel": (inputs, outputs), "bias": (outputs,)}
+
+  torso = {"Dense_0": layer(4, 3)}
+  assert shapes == {
+    "actor": {"torso": torso, "head": {"Dense_0": layer(3, 2)}},
+    # The head sees three features and two dimensions of the action.
+    "critic": {
+      "torso": torso,
+      "head": {"Dense_0": layer(5, 8), "Dense_1": layer(8, 1)},
+    },
+  }
+  gradients = gradients_of("ddpg", state, sample_of(agent_of("ddpg")), **fields)
+  for gradient in jax.tree.leaves(gradients):
+    assert np.abs(gradient).max() > 0
+
+
+# Priorities
+
+
+@pytest.mark.parametrize(
+  ("name", "kind", "fields"),
+  conftest.slow_but(
+    [
+      ("sac", "vector", {"n_step": 2}),
+      ("ddpg", "vector", {"num_atoms": 5, "value_min": -3, "value_max": 3}),
+    ],
+    [
+      ("sac", "vector", {"n_step": 2}),
+      ("ddpg", "vector", {"num_atoms": 5, "value_min": -3, "value_max": 3}),
+      ("td3", "vector", {"n_step": 3, "target_noise": 0.0}),
+      ("ddpg", "camera", {"stack_frames": 2}),
+    ],
+  ),
+)
+def test_actors_compute_the_priorities_of_the_learner(
+  name, kind, fields, monkeypatch
+):
+  # The same noise for all steps: actors and learners have different keys.
+  noise = np.float32([0.7, -1.2])
+  monkeypatch.setattr(
+    jax.random, "normal", lambda key, shape: jnp.broadcast_to(noise, shape)
+  )
+  agent = config_of(name, **fields).make(SPECS[kind])
+  state = dqn_test.random_state(agent, config_of(name, **fields))
+  targets = {key: state.params[key] for key in state.target_params}
+  state = dataclasses.replace(state, target_params=targets, updates=np.int32(1))
+  windows, length = 3, agent.needs.window
+  unroll = conftest.random_unroll(
+    agent, SPECS[kind], length + windows - 1, np.linspace(0, 0.6, BATCH)
+  )
+  unroll, _ = played(agent, state, unroll)
+  actual = np.asarray(jax.jit(agent.priorities)(agent.acting(state), unroll))
+  assert actual.shape == (BATCH, windows)
+  gradients, ones = jax.jit(agent.gradients), np.ones(BATCH, np.float32)
+  for start in range(windows):
+    window = part(unroll, length, start)
+    _, output = gradients(state, jax.random.key(0), types.Sample(window, ones))
+    np.testing.assert_allclose(
+      actual[:, start], output.priorities, rtol=1e-3, atol=1e-5
+    )
+  assert np.std(actual) > 1e-2 and np.any(actual == 0)
+
+
+# Refusals
+
+
+def spec_with(action=ACTION, **fields):
+  fields = {"observation": VECTOR.observation, **fields}
+  return types.EnvironmentSpec(action=action, **fields)
+
+
+@pytest.mark.parametrize(
+  ("spec", "message"),
+  [
+    (
+      spec_with(types.HybridArray(1, [0, -1], [3, 1])),
+      "continuous actions.*found .*actor-critic agent",
+    ),
+    (
+      spec_with(specs.BoundedArray((2,), np.float32, -np.inf, [1.0, 2.0])),
+      "actions with bounds.*found .*-inf.*gymnasium.ActionWrapper",
+    ),
+    (
+      spec_with(specs.BoundedArray((2,), np.float32, -1.0, [1.0, -1.0])),
+      "actions with bounds.*found .*gymnasium.ActionWrapper",
+    ),
+    (spec_with(players=2), "one player.*--env-options opponent=random"),
+  ],
+)
+@pytest.mark.parametrize("name", ["ddpg", "sac"])
+def test_other_environments_are_refused(name, spec, message):
+  with pytest.raises(types.ConfigError, match=message):
+    config_of(name).make(spec)
+
+
+def test_an_action_mask_is_refused():
+  observation = {"x": VECTOR.observation, "legal": specs.Array((2,), bool)}
+  spec = spec_with(observation=observation, action_mask="legal")
+  message = "without an action mask.*found 'legal'.*PPO, A2C or V-trace"
+  with pytest.raises(types.ConfigError, match=message):
+    config_of("ddpg").make(spec)
+
+
+def test_bounds_become_minus_1_and_1():
+  box = critics.Box.of(VECTOR)
+  assert box.size == 2
+  vectors = np.float32([[-1, -1], [1, 1], [0, 0], [0.5, -0.5]])
+  expected = [LOW, HIGH, [1, 0.5], [2.5, 0.25]]
+  np.testing.assert_allclose(box.scaled(vectors), expected)
+  np.testing.assert_allclose(box.normalized(box.scaled(vectors)), vectors)
+
+
+# Bandits, whose episodes have one step and one action
+
+ONE_ACTION = types.EnvironmentSpec(
+  specs.Array((1,), np.float32), specs.BoundedArray((1,), np.float32, -1.0, 1.0)
+)
+
+
+def bandit_samples(actions, rewards):
+  """Returns samples `[N, 2, B, ...]` for actions and rewards `[N, B]`."""
+  zeros, ones = np.zeros_like(actions), np.ones_like(actions)
+
+  def pair(x, y):
+    return np.stack([x, y], axis=1).astype(np.float32)
+
+  first, last = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
+  timestep = dm_env.TimeStep(
+    step_type=pair(first * ones, last * ones).astype(np.uint8),
+    reward=pair(zeros, rewards),
+    discount=pair(zeros, zeros),
+    observation=pair(ones, ones)[..., None],
+  )
+  taken = pair(actions, zeros)[..., None]
+  inputs = types.Inputs(timestep, np.roll(taken, 1, axis=1), pair(zeros, zeros))
+  version = pair(zeros, zeros).astype(np.int32)
+  unroll = types.Unroll(inputs, taken, (), version, ())
+  return types.Sample(unroll, ones.astype(np.float32))
+
+
+def train(agent, samples, rng_key):
+  """Returns the state after an update for each sample, and all metrics."""
+
+  def step(state, pair):
+    state, output = agent.update(state, *pair)
+    return state, output.metrics
+
+  @jax.jit
+  def learn(rng_key, samples):
+    keys = jax.random.split(rng_key, len(samples.importance_weight))
+    return jax.lax.scan(step, agent.init(rng_key), (keys, samples))
+
+  return learn(rng_key, samples)

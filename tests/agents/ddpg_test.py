@@ -1,0 +1,237 @@
+"""DDPG, TD3 and D4PG: updates, exploration, and each setting."""
+
+import dataclasses
+import itertools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from seedx import types
+from seedx.agents import acting_step, ddpg
+from tests.agents import critics_reference as reference
+from tests.agents import critics_test
+
+# Updates, each of which is compared with the reference
+
+
+def test_an_update_of_ddpg_matches_numpy():
+  critics_test.check_updates("ddpg", reference.DDPG, updates=1)
+  critics_test.check_updates("ddpg", reference.DDPG)
+
+
+def test_clipped_action_gradients_and_three_steps_match_numpy():
+  learner, _ = critics_test.check_updates(
+    "ddpg", reference.DDPG, n_step=3, action_gradient_clip=0.2
+  )
+  assert 0 < learner.clipped_slopes < 6 * critics_test.BATCH * 2
+
+
+NOISY = {"target_noise": 0.9, "target_noise_clip": 0.8}
+
+
+def test_td3_matches_numpy():
+  learner, _ = critics_test.check_updates("td3", reference.DDPG, **NOISY)
+  # Both bounds have an effect.
+  assert learner.clipped_noise > 10 and learner.clipped_actions > 10
+
+
+def test_td3_changes_actor_and_targets_at_every_second_update():
+  _, states = critics_test.check_updates("td3", reference.DDPG, **NOISY)
+  for k, (before, after) in enumerate(itertools.pairwise(states), 1):
+    delayed = [
+      (x.params["actor"], x.target_params, critics_test.adam_of(x, "actor"))
+      for x in (before, after)
+    ]
+    critics_test.assert_differ(before.params["critic"], after.params["critic"])
+    if k % 2:
+      chex.assert_trees_all_equal(*delayed)
+    else:
+      for old, new in zip(*delayed, strict=True):
+        critics_test.assert_differ(old, new)
+
+
+def test_metrics_of_a_delayed_actor_have_the_mean_of_its_updates():
+  state = critics_test.state_of("td3", **NOISY)
+  sample = critics_test.sample_of(critics_test.agent_of("td3"))
+  losses = []
+  for updates in (0, 1):
+    counted = dataclasses.replace(state, updates=np.int32(updates))
+    _, output = critics_test.jitted("gradients", "td3", **NOISY)(
+      counted, jax.random.key(0), sample
+    )
+    losses.append([output.metrics["loss_actor"], output.metrics["q_actor"]])
+  _, output = critics_test.jitted(
+    "gradients", "td3", **NOISY | {"actor_period": 1}
+  )(state, jax.random.key(0), sample)
+  expected = [output.metrics["loss_actor"], output.metrics["q_actor"]]
+  np.testing.assert_array_equal(losses[0], 0)
+  np.testing.assert_allclose(np.mean(losses, axis=0), expected, rtol=1e-5)
+  assert abs(expected[1]) > 1e-3
+
+
+def test_targets_have_the_smallest_of_the_critics_values():
+  state = critics_test.state_of("td3", **NOISY)
+  sample = critics_test.sample_of(critics_test.agent_of("td3"))
+
+  def priorities(*raised):
+    """Returns the errors with constants added to the two target critics."""
+    target = jax.tree.map(np.copy, state.target_params)
+    head = target["critic"]["params"]["head"]
+    for name, value in zip(("Dense_2", "Dense_5"), raised, strict=True):
+      head[name]["bias"] += np.float32(value)
+    _, output = critics_test.jitted("gradients", "td3", **NOISY)(
+      dataclasses.replace(state, target_params=target),
+      jax.random.key(0),
+      sample,
+    )
+    return np.asarray(output.priorities)
+
+  first, second = priorities(0, 100), priorities(100, 0)
+  np.testing.assert_array_equal(first, priorities(0, 200))
+  np.testing.assert_array_equal(second, priorities(200, 0))
+  assert np.abs(first - second).max() > 1e-2
+  assert np.median(priorities(0, -100)) > 80
+
+
+def test_targets_are_averaged_in_each_period():
+  fields = {"target_period": 3, "target_rate": 0.5}
+  _, states = critics_test.check_updates("ddpg", reference.DDPG, **fields)
+  for k in range(1, 7):
+    before, after = states[k - 1].target_params, states[k].target_params
+    if k % 3:
+      chex.assert_trees_all_equal(after, before)
+    else:
+      expected = jax.tree.map(
+        lambda x, y: x + 0.5 * (y - x), before, states[k].params
+      )
+      chex.assert_trees_all_close(after, expected, rtol=1e-5, atol=1e-6)
+      critics_test.assert_differ(after, before)
+
+
+# Exploration
+
+
+def test_noise_is_added_to_the_actors_action_and_clipped():
+  state = dataclasses.replace(
+    critics_test.state_of("ddpg"), updates=np.int32(1)
+  )
+  inputs, key = critics_test.inputs_of(), jax.random.key(0)
+  noise = np.asarray(
+    jax.random.normal(jax.random.split(key)[0], (critics_test.ROWS, 2))
+  )
+  layers = reference.groups_of(state.params)["actor"]
+  outputs, _ = reference.forward(layers, inputs.timestep.observation)
+  greedy = critics_test.act("ddpg", state, inputs, "greedy")
+  np.testing.assert_allclose(greedy, np.tanh(outputs), rtol=1e-5, atol=1e-6)
+  # The scale may change at run time.
+  for scale in (0.1, 3.0):
+    changed = critics_test.with_hyperparameters(state, noise_scale=scale)
+    expected = np.clip(greedy + scale * noise, -1, 1)
+    action = critics_test.act("ddpg", changed, inputs)
+    np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_each_environment_of_a_ladder_has_its_own_noise():
+  ladder = critics_test.agent_of("ddpg", noise_ladder=True).exploration
+  factors = ladder(5)
+  assert factors.dtype == np.float32
+  np.testing.assert_allclose(factors, [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16])
+  np.testing.assert_array_equal(ladder(1), [1])
+  without = critics_test.agent_of("ddpg").exploration(5)
+  np.testing.assert_array_equal(without, np.zeros(5))
+  state = critics_test.still(critics_test.state_of("ddpg"))
+  rows = critics_test.ROWS // 5
+  for exploration, expected, fields in (
+    (np.repeat(factors, rows), 0.1 * factors, {"noise_ladder": True}),
+    (0.0, np.full(5, 0.1), {}),
+  ):
+    inputs = critics_test.inputs_of(exploration=exploration)
+    action = critics_test.act("ddpg", state, inputs, **fields)
+    scale = action.reshape(5, -1).std(axis=1)
+    np.testing.assert_allclose(scale, expected, rtol=0.1)
+
+
+# D4PG
+
+
+def test_atoms_learn_the_returns_of_a_bandit_and_the_actor_the_best_action():
+  """The reward is the action, and -1 or 3 with probabilities 3/4 and 1/4."""
+  spec = critics_test.ONE_ACTION
+  config = ddpg.Config(
+    hidden_sizes=(16,),
+    num_atoms=21,
+    value_min=-5.0,
+    value_max=5.0,
+    learning_rate=1e-2,
+    critic_learning_rate=1e-2,
+  )
+  agent, rng = config.make(spec), np.random.default_rng(0)
+  actions = rng.uniform(-1, 1, (600, 128))
+  coins = np.where(rng.random(actions.shape) < 0.25, 3.0, -1.0)
+  samples = critics_test.bandit_samples(actions, actions + coins)
+  state, _ = critics_test.train(agent, samples, jax.random.key(0))
+  inputs = acting_step.zero_inputs(spec, 400)
+  inputs.timestep.observation[:] = 1.0
+  step, greedy = jax.jit(agent.step), jax.jit(agent.greedy)
+  acting, start = agent.acting(state), agent.initial_core_state(400)
+  best, _ = greedy(acting, jax.random.key(1), inputs, start)
+  assert np.all(best.action > 0.9)
+  # Random actions, whose distributions are in the extras.
+  acting = acting._replace(is_random=jnp.bool_(True))
+  output, _ = step(acting, jax.random.key(1), inputs, start)
+  action = np.asarray(output.action)[:, 0]
+  shares = np.asarray(jax.nn.softmax(output.extras.outputs))[:, 0]
+  atoms = np.linspace(-5, 5, 21)
+  mean = shares @ atoms
+  np.testing.assert_allclose(mean, action, atol=0.4)
+  assert np.abs(mean - action).mean() < 0.15
+  # A quarter of the returns is above 1.5, whichever the action.
+  high = shares[:, atoms > 1.5].sum(axis=1)
+  assert np.abs(high - 0.25).mean() < 0.04
+
+
+# Settings
+
+
+def test_td3_is_ddpg_with_three_changes():
+  td3, plain = ddpg.td3(), ddpg.Config()
+  assert (plain.num_critics, plain.actor_period, plain.target_noise) == (
+    1,
+    1,
+    0,
+  )
+  assert (td3.num_critics, td3.actor_period, td3.target_noise) == (2, 2, 0.2)
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"num_atoms": 1}, "at least 2 num_atoms"),
+    (
+      {"num_atoms": 3, "value_min": 2.0, "value_max": 2.0},
+      "a larger value_max, found 3 from 2.0 to 2.0",
+    ),
+    ({"num_critics": 0}, "expected num_critics"),
+    ({"actor_period": 0}, "expected actor_period"),
+    ({"target_noise": -0.1}, "expected target_noise"),
+    ({"noise_correlation": 1.0}, "expected noise_correlation"),
+  ],
+)
+def test_wrong_settings_are_refused(fields, message):
+  with pytest.raises(types.ConfigError, match=message):
+    ddpg.Config(**fields)
+
+
+@pytest.mark.parametrize(
+  "action",
+  [specs.DiscreteArray(3), specs.BoundedArray((2,), np.int32, 0, 3)],
+  ids=["one choice", "two choices"],
+)
+def test_discrete_actions_are_refused(action):
+  message = "continuous actions.*found .*use DQN for discrete actions"
+  with pytest.raises(types.ConfigError, match=message):
+    ddpg.Config().make(critics_test.spec_with(action))

@@ -1,0 +1,103 @@
+"""SAC: updates, the temperature, and the policy."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from seedx import types
+from seedx.agents import sac
+from tests.agents import critics_reference as reference
+from tests.agents import critics_test
+
+
+def test_updates_match_numpy():
+  critics_test.check_updates("sac", reference.SAC, updates=1)
+  critics_test.check_updates("sac", reference.SAC)
+
+
+@pytest.mark.slow
+def test_updates_with_three_steps_and_one_critic_match_numpy():
+  fields = {"n_step": 3, "num_critics": 1, "target_entropy": 0.3}
+  critics_test.check_updates("sac", reference.SAC, **fields)
+
+
+def test_the_policy_draws_from_a_squashed_gaussian():
+  state = dataclasses.replace(critics_test.state_of("sac"), updates=np.int32(1))
+  inputs, key = critics_test.inputs_of(), jax.random.key(0)
+  noise = np.asarray(
+    jax.random.normal(jax.random.split(key)[0], (critics_test.ROWS, 2))
+  )
+  learner = reference.SAC(
+    state.params, state.target_params, critics_test.config_of("sac")
+  )
+  observation = inputs.timestep.observation.astype(float)
+  expected, _, _ = learner.drawn(observation, noise.astype(float))
+  action = critics_test.act("sac", state, inputs)
+  np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
+  outputs, _ = reference.forward(learner.params["actor"], observation)
+  greedy = critics_test.act("sac", state, inputs, "greedy")
+  np.testing.assert_allclose(
+    greedy, np.tanh(outputs[:, :2]), rtol=1e-5, atol=1e-5
+  )
+
+
+# The temperature
+
+STEEPNESS = 2.0
+
+
+def temperature_of(entropy):
+  """Returns the alpha for which the best policy for -2 a^2 has an entropy.
+
+  By quadrature. The policy's mean is 0, and its scale s maximizes
+
+      V(s) = E[-2 a^2] + alpha H(s), so alpha = -(dE[-2 a^2]/ds) / (dH/ds).
+  """
+  noise = np.linspace(-8, 8, 1001)
+  weight = np.exp(-0.5 * noise**2) / np.sqrt(2 * np.pi) * (noise[1] - noise[0])
+  log_scale = np.linspace(-4, 1, 1001)
+  unbounded = np.exp(log_scale)[:, None] * noise
+  # log(1 - tanh(u)^2) without cancellation.
+  size = np.abs(unbounded)
+  log_slope = 2 * (np.log(2) - size - np.log1p(np.exp(-2 * size)))
+  entropies = log_scale + 0.5 * np.log(2 * np.pi * np.e) + log_slope @ weight
+  values = -STEEPNESS * np.tanh(unbounded) ** 2 @ weight
+  rises = np.flatnonzero(np.diff(entropies) > 0)
+  best = rises[np.argmin(np.abs(entropies[rises] - entropy))]
+  return -np.gradient(values)[best] / np.gradient(entropies)[best]
+
+
+def test_the_temperature_keeps_the_entropy_at_its_target():
+  """The temperature is that of which the best policy has this entropy."""
+  target = 0.2
+  expected = temperature_of(target)
+  config = sac.Config(
+    hidden_sizes=(32,),
+    activation="tanh",
+    target_entropy=target,
+    learning_rate=3e-3,
+    critic_learning_rate=1e-2,
+    temperature_learning_rate=1e-2,
+    temperature=3.0,
+  )
+  agent = config.make(critics_test.ONE_ACTION)
+  rng = np.random.default_rng(0)
+  actions = rng.uniform(-1, 1, (1500, 128))
+  samples = critics_test.bandit_samples(actions, -STEEPNESS * actions**2)
+  state, metrics = critics_test.train(agent, samples, jax.random.key(0))
+  late = {key: np.mean(x[-500:]) for key, x in metrics.items()}
+  assert late["entropy"] == pytest.approx(target, abs=0.03)
+  assert late["temperature"] == pytest.approx(expected, rel=0.1)
+  assert np.mean(metrics["temperature"][:50]) > 5 * expected
+  alpha = float(np.exp(state.params["temperature"]))
+  assert alpha == pytest.approx(float(late["temperature"]), rel=0.15)
+
+
+def test_the_initial_temperature_is_the_configs():
+  agent = critics_test.agent_of("sac", temperature=0.25)
+  state = jax.jit(agent.init)(jax.random.key(0))
+  assert np.exp(state.params["temperature"]) == pytest.approx(0.25)
+  with pytest.raises(types.ConfigError, match="expected temperature"):
+    sac.Config(temperature=0.0)
