@@ -113,17 +113,17 @@ def adam_of(state, group):
   def is_adam(node):
     return isinstance(node, optax.ScaleByAdamState)
 
-  (found,) = filter(is_adam, jax.tree.leaves(inner, is_leaf=is_adam))
-  return found
+  (adam,) = filter(is_adam, jax.tree.leaves(inner, is_leaf=is_adam))
+  return adam
 
 
 def assert_close(state, learner):
   """Compares parameters, targets and Adam's moments with the reference."""
 
   def close(nest, expected):
-    found = reference.groups_of(nest, learner.config.num_critics)
-    assert set(found) == set(expected)
-    for key, group in found.items():
+    actual = reference.groups_of(nest, learner.config.num_critics)
+    assert set(actual) == set(expected)
+    for key, group in actual.items():
       for x, y in zip(
         reference.arrays(group), reference.arrays(expected[key]), strict=True
       ):
@@ -138,10 +138,10 @@ def assert_close(state, learner):
       (adam.mu, expected.mean),
       (adam.nu, expected.square),
     ):
-      found = reference.groups_of(
+      actual = reference.groups_of(
         {key: moment[key]}, learner.config.num_critics
       )
-      for x, y in zip(reference.arrays(found[key]), arrays, strict=True):
+      for x, y in zip(reference.arrays(actual[key]), arrays, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5, err_msg=key)
 
 
