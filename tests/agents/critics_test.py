@@ -67,29 +67,30 @@ def with_hyperparameters(state, **values):
   )
 
 
-def sample_of(agent, spec=VECTOR, seed=0):
+def sample_of(agent, spec=VECTOR, seed=0, length=None):
   """Returns random windows; about one in four ends an episode."""
   ends = np.linspace(0, 0.6, BATCH)
-  unroll = conftest.random_unroll(agent, spec, agent.needs.window, ends, seed)
+  length = length or agent.needs.window
+  unroll = conftest.random_unroll(agent, spec, length, ends, seed)
   rng = np.random.default_rng(seed)
   inside = rng.uniform(LOW, HIGH, unroll.action.shape).astype(np.float32)
   weights = rng.uniform(0.5, 1.5, BATCH).astype(np.float32)
   return types.Sample(unroll._replace(action=inside), weights)
 
 
-def batch_of(sample, config):
-  """Returns a sample as transitions for the reference."""
-  timestep = sample.unroll.inputs.timestep
+def batch_of(sample, config, start=0):
+  """Returns the returns from a step as transitions for the reference."""
+  timestep = jax.tree.map(lambda x: x[start:], sample.unroll.inputs.timestep)
   reward, discount, last, weight = reference.returns(
     timestep.step_type,
     timestep.reward.astype(float),
     timestep.discount.astype(float),
     config.discount,
-    config.n_step,
+    min(config.n_step, len(timestep.step_type) - 1),
   )
   return reference.Batch(
     observation=timestep.observation[0].astype(float),
-    action=(sample.unroll.action[0] - MIDDLE.astype(float)) / HALF,
+    action=(sample.unroll.action[start] - MIDDLE.astype(float)) / HALF,
     reward=reward,
     discount=discount,
     later=timestep.observation[last, np.arange(BATCH)].astype(float),

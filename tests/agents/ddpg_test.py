@@ -112,6 +112,37 @@ def test_targets_are_averaged_in_each_period():
       critics_test.assert_differ(after, before)
 
 
+def test_without_a_replay_all_steps_of_an_unroll_are_learned_from():
+  """The last returns have less than three steps."""
+  fields = {"replayed": False, "n_step": 3}
+  agent = critics_test.agent_of("ddpg", **fields)
+  assert agent.needs.window is None and agent.priorities is None
+  config = critics_test.config_of("ddpg", **fields)
+  state = critics_test.state_of("ddpg", **fields)
+  sample = critics_test.sample_of(agent, length=6)._replace(
+    importance_weight=np.ones(critics_test.BATCH, np.float32)
+  )
+  actual, output = critics_test.jitted("gradients", "ddpg", **fields)(
+    state, jax.random.key(0), sample.unroll
+  )
+  learner = reference.DDPG(state.params, state.target_params, config)
+  batches = [critics_test.batch_of(sample, config, t) for t in range(5)]
+  total = sum(batch.weight.sum() for batch in batches)
+  assert output.weight == total < 5 * critics_test.BATCH
+  expected = []
+  for batch in batches:
+    scale = batch.weight / total
+    critic, _ = learner.critic_gradient(batch, np.zeros(2), scale)
+    gradients = learner.actor_gradients(batch, None, scale) | {"critic": critic}
+    expected.append(gradients)
+  for key, gradient in reference.groups_of(actual.params).items():
+    steps = [reference.arrays(x[key]) for x in expected]
+    for x, terms in zip(
+      reference.arrays(gradient), zip(*steps, strict=True), strict=True
+    ):
+      np.testing.assert_allclose(x, sum(terms), rtol=1e-4, atol=1e-6)
+
+
 # Exploration
 
 
