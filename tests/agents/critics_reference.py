@@ -46,25 +46,27 @@ def arrays(nest):
   return [nest]
 
 
-def forward(layers, x):
-  """Returns outputs of an MLP with ReLU, and the inputs of each layer."""
+def forward(layers, x, activation="relu"):
+  """Returns outputs of an MLP, and the inputs of each layer."""
   inputs = []
   for i, (weight, bias) in enumerate(layers):
     inputs.append(x)
     x = x @ weight + bias
     if i < len(layers) - 1:
-      x = np.maximum(x, 0.0)
+      x = np.maximum(x, 0.0) if activation == "relu" else np.tanh(x)
   return x, inputs
 
 
-def backward(layers, inputs, gradient):
+def backward(layers, inputs, gradient, activation="relu"):
   """Returns the gradients of the layers and of the MLP's inputs."""
   gradients = []
   for i in reversed(range(len(layers))):
     gradients.insert(0, [inputs[i].T @ gradient, gradient.sum(axis=0)])
     gradient = gradient @ layers[i][0].T
-    if i:
+    if i and activation == "relu":
       gradient = gradient * (inputs[i] > 0)
+    elif i:
+      gradient = gradient * (1 - inputs[i] ** 2)
   return gradients, gradient
 
 
@@ -136,6 +138,12 @@ class Learner:
       key: getattr(config, f"{names[key]}learning_rate") for key in self.params
     }
 
+  def forward(self, layers, *joined):
+    return forward(layers, np.hstack(joined), self.config.activation)
+
+  def backward(self, layers, inputs, gradient):
+    return backward(layers, inputs, gradient, self.config.activation)
+
   def update(self, batch, target_noise, actor_noise):
     """Takes one update; returns the absolute TD errors `[B]`."""
     scale = batch.importance * batch.weight / batch.weight.sum()
@@ -160,22 +168,26 @@ class Learner:
 
   def critic_gradient(self, batch, noise, scale):
     action, bonus = self.target_action(batch.later, noise)
-    joined = np.hstack([batch.later, action])
-    values = [forward(c, joined)[0][:, 0] for c in self.target["critic"]]
+    values = [
+      self.forward(critic, batch.later, action)[0][:, 0]
+      for critic in self.target["critic"]
+    ]
     value = np.min(values, axis=0) + bonus
     goal = batch.reward + batch.discount * value
     gradients, errors = [], []
     for critic in self.params["critic"]:
-      q, inputs = forward(critic, np.hstack([batch.observation, batch.action]))
+      q, inputs = self.forward(critic, batch.observation, batch.action)
       error = (goal - q[:, 0]) * batch.weight
-      gradients.append(backward(critic, inputs, -(error * scale)[:, None])[0])
+      gradients.append(
+        self.backward(critic, inputs, -(error * scale)[:, None])[0]
+      )
       errors.append(np.abs(error))
     return gradients, np.mean(errors, axis=0)
 
   def q_and_slope(self, critic, observation, action):
     """Returns Q `[B]` and dQ/da `[B, A]`."""
-    q, inputs = forward(critic, np.hstack([observation, action]))
-    _, slope = backward(critic, inputs, np.ones_like(q))
+    q, inputs = self.forward(critic, observation, action)
+    _, slope = self.backward(critic, inputs, np.ones_like(q))
     return q[:, 0], slope[:, observation.shape[1] :]
 
 
@@ -188,7 +200,7 @@ class DDPG(Learner):
     self.clipped_noise = self.clipped_actions = self.clipped_slopes = 0
 
   def target_action(self, observation, noise):
-    action = np.tanh(forward(self.target["actor"], observation)[0])
+    action = np.tanh(self.forward(self.target["actor"], observation)[0])
     limit = self.config.target_noise_clip
     noise = self.config.target_noise * noise
     self.clipped_noise += np.sum(np.abs(noise) > limit)
@@ -198,7 +210,7 @@ class DDPG(Learner):
 
   def actor_gradients(self, batch, noise, scale):
     del noise
-    outputs, inputs = forward(self.params["actor"], batch.observation)
+    outputs, inputs = self.forward(self.params["actor"], batch.observation)
     action = np.tanh(outputs)
     first = self.params["critic"][0]
     _, slope = self.q_and_slope(first, batch.observation, action)
@@ -207,7 +219,7 @@ class DDPG(Learner):
       self.clipped_slopes += np.sum(np.abs(slope) > limit)
       slope = np.minimum(np.maximum(slope, -limit), limit)
     gradient = -slope * (1 - action**2) * scale[:, None]
-    return {"actor": backward(self.params["actor"], inputs, gradient)[0]}
+    return {"actor": self.backward(self.params["actor"], inputs, gradient)[0]}
 
 
 class SAC(Learner):
@@ -220,7 +232,7 @@ class SAC(Learner):
     return float(np.exp(self.params["temperature"][0]))
 
   def drawn(self, observation, noise):
-    outputs, inputs = forward(self.params["actor"], observation)
+    outputs, inputs = self.forward(self.params["actor"], observation)
     mean, raw = np.split(outputs, 2, axis=1)
     log_scale = LOW + (HIGH - LOW) / 2 * (np.tanh(raw) + 1)
     action = np.tanh(mean + np.exp(log_scale) * noise)
@@ -250,7 +262,7 @@ class SAC(Learner):
     gradient = np.hstack([by_mean, by_raw]) * scale[:, None]
     target = self.config.target_entropy * action.shape[1]
     return {
-      "actor": backward(self.params["actor"], inputs, gradient)[0],
+      "actor": self.backward(self.params["actor"], inputs, gradient)[0],
       "temperature": [
         np.array(-self.alpha * np.sum((log_prob + target) * scale))
       ],

@@ -23,10 +23,9 @@ def test_an_update_of_ddpg_matches_numpy():
   critics_test.check_updates("ddpg", reference.DDPG)
 
 
-def test_clipped_action_gradients_and_three_steps_match_numpy():
-  learner, _ = critics_test.check_updates(
-    "ddpg", reference.DDPG, n_step=3, action_gradient_clip=0.2
-  )
+def test_clipped_action_gradients_three_steps_and_tanh_match_numpy():
+  fields = {"n_step": 3, "action_gradient_clip": 0.2, "activation": "tanh"}
+  learner, _ = critics_test.check_updates("ddpg", reference.DDPG, **fields)
   assert 0 < learner.clipped_slopes < 6 * critics_test.BATCH * 2
 
 

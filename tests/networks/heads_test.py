@@ -91,12 +91,21 @@ def test_critics_begin_with_different_parameters():
 
 def test_only_hidden_layers_of_a_critic_are_in_half_precision():
   exact, half = (
-    networks.Critic((8,), dtype=x) for x in ("float32", "bfloat16")
+    networks.Critic((8,), 2, dtype=x) for x in ("float32", "bfloat16")
   )
   params = helpers.random_params(exact, FEATURES, ACTION)
-  expected, output = (
-    jax.jit(x.apply)(params, FEATURES, ACTION) for x in (exact, half)
-  )
+  expected = jax.jit(exact.apply)(params, FEATURES, ACTION)
+
+  @jax.jit
+  def apply(params):
+    return half.apply(
+      params, FEATURES, ACTION, capture_intermediates=True, mutable=True
+    )
+
+  output, collections = apply(params)
+  layers = collections["intermediates"]
+  dtypes = [str(layers[f"Dense_{i}"]["__call__"][0].dtype) for i in range(4)]
+  assert dtypes == ["bfloat16", "float32"] * 2
   assert output.dtype == jnp.float32
   assert 1e-5 < np.abs(output - expected).max() < 0.1
   shapes = jax.eval_shape(half.init, jax.random.key(0), FEATURES, ACTION)
