@@ -478,19 +478,24 @@ def test_normalized_observations_are_what_actor_and_critics_see():
 def test_bfloat16_is_close_to_float32():
   half = {"compute_dtype": "bfloat16"}
   state, sample = state_of("sac"), sample_of(agent_of("sac"))
-  # Without values of later states, errors of the actor do not reach critics.
-  inputs = sample.unroll.inputs
+  # Only the networks round: inputs have few bits, and without values of later
+  # states, errors of the actor do not reach the critics.
+  inputs, action = sample.unroll.inputs, sample.unroll.action
   timestep = inputs.timestep._replace(
-    discount=np.zeros_like(inputs.timestep.discount)
+    discount=np.zeros_like(inputs.timestep.discount),
+    observation=np.round(8 * inputs.timestep.observation) / 8,
   )
-  unroll = sample.unroll._replace(inputs=inputs._replace(timestep=timestep))
+  unroll = sample.unroll._replace(
+    inputs=inputs._replace(timestep=timestep),
+    action=MIDDLE + HALF * np.round(8 * (action - MIDDLE) / HALF) / 8,
+  )
   sample = sample._replace(unroll=unroll)
   exact = gradients_of("sac", state, sample)
   rounded = gradients_of("sac", state, sample, **half)
   for key, gradient in exact.items():
     gap = jax.tree.map(np.subtract, rounded[key], gradient)
     share = float(optax.global_norm(gap) / optax.global_norm(gradient))
-    assert 1e-5 < share < 0.1
+    assert 1e-4 < share < 0.1
   chex.assert_trees_all_equal_shapes_and_dtypes(
     jax.eval_shape(agent_of("sac", **half).init, jax.random.key(0)), state
   )
