@@ -191,7 +191,7 @@ class _Deterministic:
       action: jax.Array, gradient: jax.Array, step_type: jax.Array
     ) -> losses.ActorLoss:
       return losses.deterministic_policy_gradient(
-        action, gradient, step_type, max_norm=limit
+        action, gradient, step_type, gradient_clip=limit
       )
 
     loss = jax.vmap(stream_loss, in_axes=1, out_axes=1)(

@@ -81,8 +81,8 @@ def clipped_double_q_learning(
   names = "q_values, target_q_values"
   both = [q_values, target_q_values]
   chex.assert_type(both, float, custom_message=names)
-  chex.assert_shape(q_values, (length, None), custom_message=names)
-  chex.assert_shape(target_q_values, (length + 1, None), custom_message=names)
+  shapes = [(length, None), (length + 1, None)]
+  chex.assert_shape(both, shapes, custom_message=names)
   values = jnp.min(target_q_values, axis=-1)
   if entropy_bonus is not None:
     name = "entropy_bonus"
@@ -157,10 +157,8 @@ def categorical_clipped_double_q_learning(
   chex.assert_type(floats, float, custom_message=names)
   chex.assert_rank(floats, [3, 3, 1], custom_message=names)
   size = len(atoms)
-  chex.assert_shape(logits, (length, None, size), custom_message=names)
-  chex.assert_shape(
-    target_logits, (length + 1, None, size), custom_message=names
-  )
+  shapes = [(length, None, size), (length + 1, None, size), (size,)]
+  chex.assert_shape(floats, shapes, custom_message=names)
   target = jax.nn.softmax(target_logits)
   smallest = jnp.argmin(target @ atoms, axis=-1)
   values = jnp.take_along_axis(target, smallest[:, None, None], axis=1)[:, 0]
@@ -178,7 +176,7 @@ def deterministic_policy_gradient(
   action_gradient: jax.Array,
   step_type: jax.Array,
   *,
-  max_norm: float | None = None,
+  gradient_clip: float | None = None,
 ) -> ActorLoss:
   """Computes the loss of a deterministic actor for one stream.
 
@@ -202,8 +200,8 @@ def deterministic_policy_gradient(
     action: `[T, A]` float, actions of the actor.
     action_gradient: `[T, A]` float, gradient of Q with respect to the action.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
-    max_norm: largest absolute value of each element of dQ/da, beyond which it
-      is clipped; None for no clipping.
+    gradient_clip: largest absolute value of each element of dQ/da, beyond which
+      it is clipped; None for no clipping.
   """
   length = _check_steps(step_type)
   names = "action, action_gradient"
@@ -211,12 +209,12 @@ def deterministic_policy_gradient(
   chex.assert_type(both, float, custom_message=names)
   chex.assert_shape(both, (length, None), custom_message=names)
   chex.assert_equal_shape(both, custom_message=names)
-  if max_norm is not None:
-    action_gradient = jnp.clip(action_gradient, -max_norm, max_norm)
-  target = jax.lax.stop_gradient(action + action_gradient)
+  if gradient_clip is not None:
+    # RLax would clip the norm.
+    action_gradient = jnp.clip(action_gradient, -gradient_clip, gradient_clip)
   weight = _weight(step_type)
-  loss = 0.5 * jnp.sum(jnp.square(target - action), axis=-1)
-  return ActorLoss(weight * loss, weight)
+  per_dimension = jax.vmap(late.rlax().dpg_loss)(action, action_gradient)
+  return ActorLoss(weight * jnp.sum(per_dimension, axis=-1), weight)
 
 
 def soft_policy(
@@ -231,9 +229,9 @@ def soft_policy(
       loss_t = alpha log pi(a_t | s_t) - min_c Q_c(s_t, a_t),  a_t ~ pi
 
   The gradient flows to the policy through log pi, and through the action, which
-  is a function of the policy's parameters and of noise. With discrete actions,
-  give the means over the policy: -H(pi) for log pi, and the mean of the
-  smallest Q-values.
+  is a function of the policy's parameters and of noise; none flows to alpha.
+  With discrete actions, give the means over the policy: -H(pi) for log pi, and
+  the mean of the smallest Q-values.
 
   Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905, equation 9; discrete
   actions: Christodoulou 2019, https://arxiv.org/abs/1910.07207, equation 12.
@@ -254,13 +252,14 @@ def soft_policy(
     temperature: `[]`, alpha, the weight of the entropy.
   """
   length = _check_steps(step_type)
-  chex.assert_type(
-    [q_values, log_prob], float, custom_message="q_values, log_prob"
-  )
-  chex.assert_shape(q_values, (length, None), custom_message="q_values")
-  chex.assert_shape(log_prob, (length,), custom_message="log_prob")
+  names = "q_values, log_prob"
+  both = [q_values, log_prob]
+  chex.assert_type(both, float, custom_message=names)
+  chex.assert_shape(both, [(length, None), (length,)], custom_message=names)
+  chex.assert_rank(temperature, 0, custom_message="temperature")
   weight = _weight(step_type)
-  loss = temperature * log_prob - jnp.min(q_values, axis=-1)
+  alpha = jax.lax.stop_gradient(temperature)
+  loss = alpha * log_prob - jnp.min(q_values, axis=-1)
   return ActorLoss(weight * loss, weight)
 
 
@@ -299,8 +298,8 @@ def temperature(
   names = "log_temperature, log_prob"
   floats = [log_temperature, log_prob]
   chex.assert_type(floats, float, custom_message=names)
-  chex.assert_rank(log_temperature, 0, custom_message=names)
-  chex.assert_shape(log_prob, (length,), custom_message=names)
+  chex.assert_shape(floats, [(), (length,)], custom_message=names)
+  chex.assert_rank(target_entropy, 0, custom_message="target_entropy")
   weight = _weight(step_type)
   excess = jax.lax.stop_gradient(log_prob + target_entropy)
   return ActorLoss(-weight * jnp.exp(log_temperature) * excess, weight)

@@ -14,9 +14,9 @@ STREAM = "step_type", "reward", "discount"
 POLICY = "log_prob", "entropy"
 OFF_POLICY = "log_prob", "behaviour_log_prob", "entropy"
 ACTOR_CRITIC = {
-  "policy_gradient": "log_prob",
-  "value": "values",
-  "entropy": "entropy",
+  "policy_gradient": ("log_prob",),
+  "value": ("values",),
+  "entropy": ("entropy",),
 }
 
 
@@ -29,7 +29,7 @@ class Case:
     reference: function of a stream, a stream of constants, and the keywords.
     arguments: names of the arguments in `streams.random_stream`.
     settings: dicts of keyword arguments, each of which is tested.
-    learns: name of the only argument with a gradient, by part of the loss;
+    learns: names of the only arguments with a gradient, by part of the loss;
       empty for returns.
     tolerance: tolerance of float32 against the reference in float64.
   """
@@ -38,8 +38,13 @@ class Case:
   reference: Callable
   arguments: tuple[str, ...]
   settings: tuple[dict, ...]
-  learns: dict[str, str] = dataclasses.field(default_factory=dict)
+  learns: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
   tolerance: float = 1e-4
+
+  @property
+  def gradients(self):
+    """Pairs of a part of the loss and an argument with a gradient."""
+    return [(part, x) for part, names in self.learns.items() for x in names]
 
   def __call__(self, stream, **setting):
     return self.function(*(stream[name] for name in self.arguments), **setting)
@@ -89,6 +94,14 @@ def q_learning(*arguments, **setting):
   *arguments, importance_weight = arguments
   return losses.q_learning(
     *arguments, importance_weight=importance_weight, **setting
+  )
+
+
+def clipped_double_q_learning(*arguments, soft=True, **setting):
+  """Calls the loss; the last argument is the entropy bonus, if soft."""
+  *arguments, entropy_bonus = arguments
+  return losses.clipped_double_q_learning(
+    *arguments, entropy_bonus=entropy_bonus if soft else None, **setting
   )
 
 
@@ -149,7 +162,7 @@ CASES = {
     references.alphazero,
     ("values", "log_policy", "search_policy", *STREAM),
     ({}, {"lambda_": 0.8}, {"lambda_": 0.0}),
-    {"policy": "log_policy", "value": "values"},
+    {"policy": ("log_policy",), "value": ("values",)},
   ),
   "q_learning": Case(
     q_learning,
@@ -161,7 +174,7 @@ CASES = {
       {"n": 20},
       {"n": 2, "rescale": True},
     ),
-    {"loss": "q_values"},
+    {"loss": ("q_values",)},
     1e-3,  # The inverse of h loses three digits to cancellation.
   ),
   "categorical_q_learning": Case(
@@ -181,7 +194,47 @@ CASES = {
       # Most returns lie beyond these atoms.
       {"atoms": NARROW, "n": 20},
     ),
-    {"loss": "logits"},
+    {"loss": ("logits",)},
+  ),
+  "clipped_double_q_learning": Case(
+    clipped_double_q_learning,
+    references.clipped_double_q_learning,
+    (
+      "critics.q_values",
+      "critics.target_q_values",
+      *STREAM,
+      "entropy_bonus",
+    ),
+    ({}, {"n": 3, "soft": False}, {"n": 20}),
+    {"loss": ("critics.q_values",)},
+  ),
+  "categorical_clipped_double_q_learning": Case(
+    functools.partial(losses.categorical_clipped_double_q_learning, atoms=WIDE),
+    references.categorical_clipped_double_q_learning,
+    ("critics.logits", "critics.target_logits", *STREAM),
+    ({}, {"n": 3}, {"atoms": NARROW, "n": 20}),
+    {"loss": ("critics.logits",)},
+  ),
+  "deterministic_policy_gradient": Case(
+    losses.deterministic_policy_gradient,
+    references.deterministic_policy_gradient,
+    ("actor.action", "actor.action_gradient", "step_type"),
+    ({}, {"gradient_clip": 1.0}),
+    {"loss": ("actor.action",)},
+  ),
+  "soft_policy": Case(
+    functools.partial(losses.soft_policy, temperature=0.5),
+    references.soft_policy,
+    ("critics.q_values", "log_prob", "step_type"),
+    ({}, {"temperature": 2.0}),
+    {"loss": ("critics.q_values", "log_prob")},
+  ),
+  "temperature": Case(
+    functools.partial(losses.temperature, target_entropy=-2.0),
+    references.temperature,
+    ("log_temperature", "log_prob", "step_type"),
+    ({}, {"target_entropy": 0.25}),
+    {"loss": ("log_temperature",)},
   ),
 }
 LOSSES = [name for name, case in CASES.items() if case.learns]
@@ -215,7 +268,7 @@ def all_streams():
     # Time steps 0 to 4 (LAST) and 5 (FIRST) to 9; transition 4 is the reset.
     events = ["step"] * 4 + [end] + ["step"] * 5
     one, other = (streams.random_stream(events, seed) for seed in (5, 6))
-    other["importance_weight"] = one["importance_weight"]
+    other |= {k: v for k, v in one.items() if not v.ndim}
     by_name[end] = one
     by_name[f"{end}, other end"] = joined(one, other)
     by_name[f"{end}, other start"] = joined(other, one)

@@ -283,8 +283,28 @@ def q_learning(
 def categorical_q_learning(stream, constant, atoms=None, n=1, double=True):
   """Computes algorithm 1 of Bellemare et al. 2017, episode by episode."""
   atoms = np.linspace(-20, 20, streams.ATOMS) if atoms is None else atoms
+
+  def bootstrapped(step):
+    by = constant["q_values" if double else "target_q_values"][step]
+    return probabilities(constant["target_logits"][step][by.argmax()])
+
   loss = np.zeros(len(constant["action"]))
-  weight = weights(constant)
+  targets = distribution_targets(constant, bootstrapped, atoms, n)
+  for t, target in targets.items():
+    loss[t] = divergence(target, stream["logits"][t, constant["action"][t]])
+  return losses.QLearningLoss(loss, loss, weights(constant))
+
+
+def distribution_targets(constant, bootstrapped, atoms, n):
+  """Returns the projected n-step returns, by step; resets have none.
+
+  Args:
+    constant: stream.
+    bootstrapped: function from a step to the probabilities `[Z]` of its value.
+    atoms: `[Z]`.
+    n: number of steps before bootstrapping.
+  """
+  targets = {}
   for start, stop in streams.spans(constant):
     for t in range(start, stop - 1):
       end = min(t + n, stop - 1)
@@ -292,14 +312,16 @@ def categorical_q_learning(stream, constant, atoms=None, n=1, double=True):
       for k in range(t + 1, end + 1):
         reward += discount * constant["reward"][k]
         discount *= np.float64(constant["discount"][k])
-      by = constant["q_values" if double else "target_q_values"][end]
-      bootstrapped = probabilities(constant["target_logits"][end][by.argmax()])
-      target = projected(reward + discount * atoms, bootstrapped, atoms)
-      taken = probabilities(stream["logits"][t, constant["action"][t]])
-      positive = target > 0
-      ratio = target[positive] / taken[positive]
-      loss[t] = np.sum(target[positive] * np.log(ratio))
-  return losses.QLearningLoss(loss, loss, weight)
+      returns = reward + discount * atoms
+      targets[t] = projected(returns, bootstrapped(end), atoms)
+  return targets
+
+
+def divergence(target, logits):
+  """Returns KL(target || softmax(logits))."""
+  positive = target > 0
+  ratio = target[positive] / probabilities(logits)[positive]
+  return np.sum(target[positive] * np.log(ratio))
 
 
 def probabilities(logits):
@@ -316,3 +338,95 @@ def projected(returns, mass, atoms):
     result[low] += part * (1.0 if low == high else high - place)
     result[high] += 0.0 if low == high else part * (place - low)
   return result
+
+
+# Continuous actions
+
+
+def clipped_targets(constant, n=1, soft=True):
+  """Computes equation 10 of Fujimoto et al. 2018 for n steps; 0 at resets.
+
+  Soft values are those of equation 3 of Haarnoja et al. 2018.
+  """
+  values = np.array([min(q) for q in constant["critics.target_q_values"]])
+  values = values.astype(np.float64) + soft * constant["entropy_bonus"]
+  return per_episode(
+    lambda *x: n_step_return(*x, n),
+    return_inputs(constant, values),
+    np.zeros(len(values) - 1),
+  )
+
+
+def clipped_double_q_learning(stream, constant, **setting):
+  targets, weight = clipped_targets(constant, **setting), weights(constant)
+
+  def td_errors(stream):
+    errors = targets[:, None] - stream["critics.q_values"]
+    return weight[:, None] * errors
+
+  return losses.QLearningLoss(
+    0.5 * np.sum(td_errors(stream) ** 2, axis=1),
+    np.mean(np.abs(td_errors(constant)), axis=1),
+    weight,
+  )
+
+
+def categorical_critic_targets(constant, atoms=None, n=1):
+  """Returns the targets of D4PG's critics, by step; resets have none.
+
+  Barth-Maron et al. 2018, algorithm 1; of several critics, the one with the
+  smallest mean.
+  """
+  atoms = np.linspace(-20, 20, streams.ATOMS) if atoms is None else atoms
+
+  def bootstrapped(step):
+    each = map(probabilities, constant["critics.target_logits"][step])
+    return min(each, key=lambda mass: np.sum(mass * atoms))
+
+  return distribution_targets(constant, bootstrapped, atoms, n)
+
+
+def categorical_clipped_double_q_learning(stream, constant, **setting):
+  per_critic = np.zeros(stream["critics.logits"].shape[:2])
+  targets = categorical_critic_targets(constant, **setting)
+  for t, target in targets.items():
+    for critic, logits in enumerate(stream["critics.logits"][t]):
+      per_critic[t, critic] = divergence(target, logits)
+  return losses.QLearningLoss(
+    per_critic.sum(axis=1), per_critic.mean(axis=1), weights(constant)
+  )
+
+
+def deterministic_policy_gradient(stream, constant, gradient_clip=np.inf):
+  """Computes the loss whose gradient is equation 9 of Silver et al. 2014."""
+  loss, weight = [], weights(constant)
+  for a, gradient, a_now, w in zip(
+    np.float64(constant["actor.action"]),
+    np.float64(constant["actor.action_gradient"]),
+    np.float64(stream["actor.action"]),
+    weight,
+    strict=True,
+  ):
+    better = [
+      x + max(-gradient_clip, min(g, gradient_clip))
+      for x, g in zip(a, gradient, strict=True)
+    ]
+    loss.append(w * 0.5 * np.sum((np.array(better) - a_now) ** 2))
+  return losses.ActorLoss(np.array(loss), weight)
+
+
+def soft_policy(stream, constant, temperature=0.5):
+  """Computes equation 9 of Haarnoja et al. 2018, with the twins' minimum."""
+  weight = weights(constant)
+  smallest = np.array([min(q) for q in stream["critics.q_values"]])
+  loss = temperature * np.float64(stream["log_prob"]) - smallest
+  return losses.ActorLoss(loss * weight, weight)
+
+
+def temperature(stream, constant, target_entropy=-2.0):
+  """Computes equation 18 of Haarnoja et al. 2018."""
+  weight = weights(constant)
+  alpha = np.exp(np.float64(stream["log_temperature"]))
+  log_prob = np.float64(constant["log_prob"])
+  loss = -alpha * log_prob - alpha * target_entropy
+  return losses.ActorLoss(loss * weight, weight)

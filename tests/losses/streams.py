@@ -7,6 +7,7 @@ import numpy as np
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 ACTIONS, ATOMS = 3, 5
+CRITICS, DIMENSIONS = 3, 3
 # Arguments with an entry for each transition, not for each time step.
 PER_TRANSITION = {
   "log_prob",
@@ -15,6 +16,10 @@ PER_TRANSITION = {
   "action",
   "log_policy",
   "search_policy",
+  "critics.q_values",
+  "critics.logits",
+  "actor.action",
+  "actor.action_gradient",
 }
 
 # Three resets: after an episode of 2 steps, after a termination, and near the
@@ -58,7 +63,10 @@ def episodes(events, start):
 
 
 def random_stream(events, seed, start=False, gamma=0.9):
-  """Returns all arguments of all losses, by name."""
+  """Returns all arguments of all losses, by name.
+
+  What stands before a dot distinguishes arguments of the same name.
+  """
   rng = np.random.default_rng(seed)
   step_type, discount = episodes(events, start)
   steps = len(events) - 1
@@ -88,8 +96,24 @@ def random_stream(events, seed, start=False, gamma=0.9):
     "search_policy": rng.dirichlet(np.ones(ACTIONS), steps),
   }
   policies = {k: v.astype(np.float32) for k, v in policies.items()}
-  arrays = stream | logits | policies
+  arrays = stream | logits | policies | continuous(rng, steps)
   return arrays | {"step_type": step_type, "action": action}
+
+
+def continuous(rng, steps):
+  """Returns arguments of the losses of continuous actions, by name."""
+  whole, learned = (steps + 1, CRITICS), (steps, CRITICS)
+  stream = {
+    "critics.q_values": 3 * rng.normal(size=learned),
+    "critics.target_q_values": 3 * rng.normal(size=whole),
+    "critics.logits": 2 * rng.normal(size=(*learned, ATOMS)),
+    "critics.target_logits": 2 * rng.normal(size=(*whole, ATOMS)),
+    "entropy_bonus": rng.normal(size=steps + 1),
+    "actor.action": rng.uniform(-1.0, 1.0, (steps, DIMENSIONS)),
+    "actor.action_gradient": 2 * rng.normal(size=(steps, DIMENSIONS)),
+    "log_temperature": rng.normal(),
+  }
+  return {k: np.asarray(v, np.float32) for k, v in stream.items()}
 
 
 def resets(stream):
