@@ -174,8 +174,8 @@ def from_same_step(
   FIRST, and all have weight 1. Where an episode ends, the discount is 0; where
   it is truncated, the reward includes gamma V(last observation). All losses of
   this package have the right targets then, except that
-  `categorical_q_learning` bootstraps from the mean of a truncated episode's
-  distribution.
+  `categorical_q_learning` and `categorical_clipped_double_q_learning` bootstrap
+  from the mean of a truncated episode's distribution.
 
   >>> stream = from_same_step(
   ...   reward=jnp.array([1.0, 2.0, 3.0]),
@@ -193,7 +193,8 @@ def from_same_step(
     truncated: `[T]` bool, whether it truncated the episode; None for never.
     final_values: `[T]` float, V of the episode's last observation (Gymnasium's
       `final_obs`), read where `truncated` is true, and without a gradient. For
-      Q-learning, the value of the best action, as in the loss.
+      Q-learning, the value of the best action, as in the loss; for critics, V
+      of the loss, from Q' of the target policy's action.
     gamma: discount of the agent.
 
   Returns:

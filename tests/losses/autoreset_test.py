@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seedx import losses
-from tests.losses import cases, streams
+from tests.losses import cases, references, streams
 from tests.losses.streams import FIRST, LAST, MID
 
 GAMMA = 0.9
@@ -99,6 +99,56 @@ def test_td_errors_of_same_step_resets_equal_those_of_whole_episodes(double):
   chex.assert_trees_all_close(
     actual, jax.tree.map(lambda x: x[kept], expected), rtol=1e-4, atol=1e-4
   )
+
+
+def test_critics_losses_of_same_step_resets_equal_those_of_whole_episodes():
+  stream = whole_stream()
+  values = stream["critics.target_q_values"].min(-1) + stream["entropy_bonus"]
+  kept, arguments = same_step(stream, values)
+  case = cases.CASES["clipped_double_q_learning"]
+  actual = jax.jit(lambda x: case(x, n=2))(arguments)
+  expected = case.reference(stream, stream, n=2)
+  chex.assert_trees_all_close(
+    actual, jax.tree.map(lambda x: x[kept], expected), rtol=1e-4, atol=1e-4
+  )
+
+
+def test_categorical_critics_bootstrap_from_the_mean_at_same_step_resets():
+  stream = whole_stream()
+  means = np.random.default_rng(0).normal(size=11).astype(np.float32)
+  kept, arguments = same_step(stream, means)
+  case = cases.CASES["categorical_clipped_double_q_learning"]
+  expected = np.array(case.reference(stream, stream).loss)
+  truncated = (stream["step_type"] == LAST) & (stream["discount"] > 0)
+  ends = np.flatnonzero(truncated)
+  assert len(ends) == 2
+  for end in ends:
+    value = stream["reward"][end] + GAMMA * means[end]
+    target = references.projected([value], [1.0], cases.WIDE)
+    expected[end - 1] = sum(
+      references.divergence(target, logits)
+      for logits in stream["critics.logits"][end - 1]
+    )
+  loss = jax.jit(case)(arguments).loss
+  np.testing.assert_allclose(loss, expected[kept], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", cases.LOSSES)
+def test_every_loss_gives_no_weight_to_the_ignored_action(name):
+  case, stream = cases.CASES[name], whole_stream()
+  kinds = stream["step_type"][1:]
+  made = jax.jit(losses.from_next_step)(
+    stream["reward"][1:],
+    (kinds == LAST) & (stream["discount"][1:] == 0),
+    (kinds == LAST) & (stream["discount"][1:] != 0),
+    gamma=GAMMA,
+  )
+  loss = jax.jit(case)(
+    {k: (stream | made._asdict())[k] for k in case.arguments}
+  )
+  expected = case.reference(stream, stream)
+  chex.assert_trees_all_close(loss, expected, rtol=1e-3, atol=1e-3)
+  assert not loss.weight[kinds == FIRST].any()
 
 
 def test_the_returns_of_one_step_episodes_are_worked_by_hand():
