@@ -155,7 +155,7 @@ def categorical_clipped_double_q_learning(
   names = "logits, target_logits, atoms"
   floats = [logits, target_logits, atoms]
   chex.assert_type(floats, float, custom_message=names)
-  chex.assert_rank(floats, [3, 3, 1], custom_message=names)
+  chex.assert_rank(atoms, 1, custom_message="atoms")
   size = len(atoms)
   shapes = [(length, None, size), (length + 1, None, size), (size,)]
   chex.assert_shape(floats, shapes, custom_message=names)

@@ -524,6 +524,7 @@ def test_a_temperature_or_target_that_is_an_array_is_refused(wrong):
 def test_atoms_that_are_no_vector_of_floats_are_refused():
   case = cases.CASES["categorical_clipped_double_q_learning"]
   stream = cases.all_streams()["resets"]
-  for wrong in (cases.WIDE[:-1], cases.WIDE[None], np.arange(streams.ATOMS)):
+  atoms = cases.WIDE
+  for wrong in (atoms[:-1], atoms[None], atoms.sum(), atoms.astype(int)):
     with pytest.raises(AssertionError, match="atoms"):
       jax.eval_shape(functools.partial(case, atoms=wrong), stream)
