@@ -146,10 +146,10 @@ class Learner:
 
   def update(self, batch, target_noise, actor_noise):
     """Takes one update; returns the absolute TD errors `[B]`."""
-    scale = batch.importance * batch.weight / batch.weight.sum()
+    scale = batch.weight / batch.weight.sum()
     gradients = self.actor_gradients(batch, actor_noise, scale)
     gradients["critic"], errors = self.critic_gradient(
-      batch, target_noise, scale
+      batch, target_noise, batch.importance * scale
     )
     self.updates += 1
     for key, gradient in gradients.items():

@@ -53,25 +53,6 @@ def test_td3_changes_actor_and_targets_at_every_second_update():
         critics_test.assert_differ(old, new)
 
 
-def test_metrics_of_a_delayed_actor_have_the_mean_of_its_updates():
-  state = critics_test.state_of("td3", **NOISY)
-  sample = critics_test.sample_of(critics_test.agent_of("td3"))
-  losses = []
-  for updates in (0, 1):
-    counted = dataclasses.replace(state, updates=np.int32(updates))
-    _, output = critics_test.jitted("gradients", "td3", **NOISY)(
-      counted, jax.random.key(0), sample
-    )
-    losses.append([output.metrics["loss_actor"], output.metrics["q_actor"]])
-  _, output = critics_test.jitted(
-    "gradients", "td3", **NOISY | {"actor_period": 1}
-  )(state, jax.random.key(0), sample)
-  expected = [output.metrics["loss_actor"], output.metrics["q_actor"]]
-  np.testing.assert_array_equal(losses[0], 0)
-  np.testing.assert_allclose(np.mean(losses, axis=0), expected, rtol=1e-5)
-  assert abs(expected[1]) > 1e-3
-
-
 def test_targets_have_the_smallest_of_the_critics_values():
   state = critics_test.state_of("td3", **NOISY)
   sample = critics_test.sample_of(critics_test.agent_of("td3"))
