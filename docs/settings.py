@@ -61,7 +61,8 @@ def settings_tables(module: str) -> str:
   variants = {
     purpose: configs.values(getattr(config, method)())
     for purpose, method in presets.METHODS.items()
-    if hasattr(config, method)
+    # MuJoCo has the variant for continuous actions.
+    if hasattr(config, method) and purpose != "MuJoCo"
   }
   values = configs.values(config)
   tables: dict[type, list[list[str]]] = {}
@@ -183,8 +184,12 @@ def _presets(command: str) -> Iterator[tuple[str, dict[str, Any]]]:
     },
   )
   for kind in experiment.kinds[1:]:  # `auto` selects one of the others.
-    # Agents without this variant have no continuous actions.
-    if kind == "continuous" and not hasattr(config.agent, "for_continuous"):
+    # Other agents than the default one may lack continuous actions.
+    if (
+      agent
+      and kind == "continuous"
+      and not hasattr(config.agent, "for_continuous")
+    ):
       continue
     before = config
     if kind == "none" and experiment.recurrent:

@@ -33,7 +33,14 @@ EXPERIMENT = app.Experiment(
     replay=replay_lib.PrioritizedConfig(
       replay_min_steps=1_000, replay_batch_size=256, replay_ratio=256.0
     ),
-  )
+  ),
+  continuous=app.preset(
+    games="MuJoCo",
+    measured=False,
+    total_steps=1_000_000,
+    replay_min_steps=25_000,
+    replay_capacity=1_000_000,
+  ),
 )
 
 if __name__ == "__main__":

@@ -21,6 +21,13 @@ EXPERIMENT = app.Experiment(
     learner=learner.Config(unroll_length=4),
     replay=ddpg.REPLAY,
   ),
+  continuous=app.preset(
+    games="MuJoCo",
+    measured=False,
+    total_steps=1_000_000,
+    replay_min_steps=25_000,
+    replay_capacity=1_000_000,
+  ),
 )
 
 if __name__ == "__main__":

@@ -21,6 +21,12 @@ EXPERIMENT = app.Experiment(
     learner=learner.Config(unroll_length=4),
     replay=sac.REPLAY,
   ),
+  continuous=app.preset(
+    games="MuJoCo",
+    total_steps=1_000_000,
+    replay_min_steps=5_000,
+    replay_capacity=1_000_000,
+  ),
 )
 
 if __name__ == "__main__":

@@ -21,7 +21,14 @@ EXPERIMENT = app.Experiment(
     actors=thin_actor.Config(num_actors=2, envs_per_actor=4),
     learner=learner.InboxConfig(unroll_length=4, batch_size=8),
     replay=sac.REPLAY,
-  )
+  ),
+  continuous=app.preset(
+    games="MuJoCo",
+    measured=False,
+    total_steps=1_000_000,
+    replay_min_steps=5_000,
+    replay_capacity=1_000_000,
+  ),
 )
 
 if __name__ == "__main__":

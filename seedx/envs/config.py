@@ -171,12 +171,18 @@ def is_functional(config: Config) -> bool:
 
 
 def games(config: Config) -> str:
-  """Returns the game suite: EnvPool's "Atari", seedx's "MinAtar", or ""."""
+  """Returns an environment's suite.
+
+  Returns:
+    EnvPool's "Atari" or "MuJoCo", seedx's "MinAtar"; "" for all others.
+  """
   if is_functional(config):
     is_minatar = re.fullmatch(f"{SEEDX_PREFIX}.+-MinAtar", config.env)
     return "MinAtar" if is_minatar else ""
   registry = families.envpool().registration.registry
   entry = registry.specs.get(config.env, ("", "", {}))
+  if entry[0].startswith("envpool.mujoco."):
+    return "MuJoCo"
   return "Atari" if entry[1] == "AtariEnvSpec" else ""
 
 

@@ -114,3 +114,12 @@ def test_variants_that_an_agent_lacks_are_left_out():
   assert "continuous" not in settings.settings_tables("seedx.agents.dqn")
   table = settings.presets_table("a3c --agent dqn, a3c")
   assert table.count("| continuous actions |") == 1
+
+
+def test_a_preset_may_be_for_mujoco_only():
+  first, mujoco = settings.presets_table("td3").splitlines()[2:]
+  assert "`--total-steps 20000`" in first
+  assert mujoco == (
+    "|  | MuJoCo | `--total-steps 1000000`, `--replay-capacity 1000000`,"
+    " `--replay-min-steps 25000` |"
+  )

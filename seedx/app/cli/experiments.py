@@ -56,12 +56,19 @@ class Experiment(Generic[C]):
   )
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a preset that `preset` did not make."""
-    for preset in (self.images, self.continuous):
+    """Raises types.ConfigError for presets of another type or purpose."""
+    for kind in presets_lib.PURPOSES:
+      preset = getattr(self, kind)
       if not isinstance(preset, presets_lib.Preset | None):
         raise types.ConfigError(
           "expected presets for images and continuous actions made by"
           f" app.preset, found {preset}"
+        )
+      expected = presets_lib.PURPOSES[kind]
+      if preset is not None and preset.purpose(kind) not in expected:
+        raise types.ConfigError(
+          f"expected presets for {kind} for one of {', '.join(expected)}, found"
+          f" games {preset.games!r}"
         )
 
   def with_agent(self, name: str) -> C:
@@ -120,10 +127,10 @@ class Experiment(Generic[C]):
         f"expected presets {', '.join(self.kinds)}, found {kind!r}"
       )
     if kind == "auto":
-      kind = presets_lib.kind(config.env, self.images)
+      kind = presets_lib.kind(config.env, self.images, self.continuous)
     preset = {"images": self.images, "continuous": self.continuous}.get(kind)
     if preset is not None:
-      name = preset.games if kind == "images" else "continuous actions"
+      name = preset.purpose(kind)
       # Only runs of the default agent have been measured.
       measured = preset.measured and agent == self.default_agent
       yield name, measured, presets_lib.with_agents(preset, name)

@@ -16,12 +16,18 @@ C = TypeVar("C")
 # Values of `--presets`; an experiment may lack the last two.
 KINDS = ("auto", "none", "images", "continuous")
 Kind = Literal["auto", "none", "images", "continuous"]
-Games = Literal["Atari", "MinAtar"]
+Games = Literal["Atari", "MinAtar", "MuJoCo"]
+# By kind: the purposes of its presets; the default comes first.
+PURPOSES: Mapping[str, tuple[str, ...]] = {
+  "images": ("Atari", "MinAtar"),
+  "continuous": ("continuous actions", "MuJoCo"),
+}
 # By purpose of a preset: the method of agents' configs that returns its values.
 METHODS = {
   "Atari": "for_images",
   "MinAtar": "for_minatar",
   "continuous actions": "for_continuous",
+  "MuJoCo": "for_continuous",
 }
 
 
@@ -33,12 +39,18 @@ class Preset:
     values: values of the settings, by name.
     measured: whether runs of the experiment's default agent have been measured
       with them.
-    games: the games that a preset for images is made for.
+    games: the environments that the preset is made for: "Atari" or "MinAtar"
+      for images, EnvPool's "MuJoCo" for continuous actions. None for Atari, or
+      for all environments with continuous actions.
   """
 
   values: Mapping[str, Any]
   measured: bool = True
-  games: Games = "Atari"
+  games: Games | None = None
+
+  def purpose(self, kind: str) -> str:
+    """Returns the name of its purpose, a key of `METHODS`."""
+    return self.games or PURPOSES[kind][0]
 
   def __call__(self, config: C) -> C:
     """Returns a copy of a config with these values."""
@@ -74,7 +86,7 @@ class Applied:
 
 
 def preset(
-  *, measured: bool = True, games: Games = "Atari", **values: Any
+  *, measured: bool = True, games: Games | None = None, **values: Any
 ) -> Preset:
   """Makes a preset with values of some settings; see `Preset`."""
   return Preset(values, measured, games)
@@ -103,22 +115,27 @@ def with_agents(preset: Preset, name: str) -> Callable[[C], C]:
   return both
 
 
-def kind(config: envs.Config, images: Preset | None) -> Kind:
+def kind(
+  config: envs.Config, images: Preset | None, continuous: Preset | None
+) -> Kind:
   """Returns the kind of an environment, which selects its presets.
 
   Images select the preset `images` only if it is made for the same games. In
   other environments with images, rewards vary more in size, and a single image
-  may show the whole state.
+  may show the whole state. A preset `continuous` for MuJoCo has the length of
+  runs there, which is too long for small tasks.
 
   Raises:
     types.ConfigError: the environment does not exist.
   """
   spec = envs.spec(opponents.without_runs(config))
   if _has_images(spec):
-    made_for = images is not None and images.games == envs.games(config)
-    return "images" if made_for else "none"
-  is_continuous = np.issubdtype(spec.action.dtype, np.floating)
-  return "continuous" if is_continuous else "none"
+    purpose = images and images.purpose("images")
+    return "images" if purpose == envs.games(config) else "none"
+  if not np.issubdtype(spec.action.dtype, np.floating):
+    return "none"
+  games = continuous and continuous.games
+  return "continuous" if games in (None, envs.games(config)) else "none"
 
 
 def _has_images(spec: types.EnvironmentSpec) -> bool:

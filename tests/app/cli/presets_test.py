@@ -7,7 +7,16 @@ import re
 import pytest
 
 from seedx import app, envs, types
-from seedx.agents import alphazero, dqn, r2d2, rainbow, vtrace
+from seedx.agents import (
+  alphazero,
+  critics,
+  ddpg,
+  dqn,
+  r2d2,
+  rainbow,
+  sac,
+  vtrace,
+)
 from seedx.app.cli import configs, experiments, programs
 from seedx.pipelines import sync
 from tests import programs as programs_of_tests
@@ -17,6 +26,15 @@ compiled_once = programs_of_tests.compiled_once
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "Pong-v5")
 GAMES = ("seedx:TicTacToe", "seedx:ConnectFour")
+CONTINUOUS = ("Pendulum-v1", "HalfCheetah-v4")
+# TD3 is DDPG with these settings.
+OF_TD3 = {
+  "critic_learning_rate",
+  "num_critics",
+  "actor_period",
+  "target_period",
+  "target_noise",
+}
 # Fields in which an experiment's agent differs from the defaults of its class,
 # and why.
 OF_EXPERIMENTS = {
@@ -43,6 +61,17 @@ OF_EXPERIMENTS = {
   # target periods are those of the measurements in docs/results.md.
   ("apex_dqn", ""): {"dueling", "epsilon_ladder", "target_period"},
   ("gorila_dqn", ""): {"target_period"},
+  ("td3", ""): OF_TD3,
+  ("anakin_sac", "td3"): OF_TD3,
+  # The settings of Ape-X DPG in Horgan et al. 2018, appendix D.
+  ("apex_dpg", ""): {
+    "n_step",
+    "target_period",
+    "target_rate",
+    "noise_scale",
+    "noise_ladder",
+    "action_gradient_clip",
+  },
 }
 # Fields in which an experiment's presets for images differ from the agent's
 # `for_images`: the paper's target period, and a ladder of epsilons, which needs
@@ -65,8 +94,10 @@ PAIRS = [
 
 def envs_of(name):
   """Returns environments of all kinds that an experiment can train in."""
-  is_game = isinstance(experiments.load(name).config.agent, alphazero.Config)
-  return GAMES if is_game else ENVS
+  agent = experiments.load(name).config.agent
+  if isinstance(agent, critics.Config):
+    return CONTINUOUS
+  return GAMES if isinstance(agent, alphazero.Config) else ENVS
 
 
 @functools.cache
@@ -110,7 +141,8 @@ def test_an_experiments_agent_has_the_defaults_of_its_class(name, agent):
   expected = OF_EXPERIMENTS.get((name, agent), set())
   assert different(agent_config, type(agent_config)()) == expected
   config = experiment.with_agent(agent)
-  if experiment.images is not None and experiment.images.games == "Atari":
+  atari = experiment.images and experiment.images.purpose("images") == "Atari"
+  if atari:
     images = experiment.with_presets(config, agent, "images")[0].agent
     expected = OF_IMAGES.get((name, agent), set())
     assert different(images, agent_config.for_images()) == expected
@@ -129,6 +161,8 @@ def test_an_experiments_agent_has_the_defaults_of_its_class(name, agent):
     ("rainbow", rainbow),
     *((name, r2d2) for name in ("r2d2", "seed_r2d2")),
     *((f"{x}alphazero", alphazero) for x in ("", "seed_", "apex_")),
+    *((name, ddpg) for name in ("ddpg", "td3")),
+    *((f"{x}sac", sac) for x in ("", "seed_", "anakin_")),
   ],
 )
 def test_an_experiment_has_the_replay_of_its_agents_module(name, module):
@@ -164,6 +198,15 @@ def test_presets_fit_the_kind_of_environment(name, agent):
   if "entropy_cost" in vectors:
     # The entropy of a continuous density has no bound.
     assert continuous["entropy_cost"] == 0.0 < vectors["entropy_cost"]
+
+
+@pytest.mark.parametrize("name", ["ddpg", "td3", "sac", "seed_sac", "apex_dpg"])
+def test_presets_for_mujoco_fit_longer_runs(name):
+  small, mujoco = (values(name, "", env=env) for env in CONTINUOUS)
+  changed = {key for key in mujoco if mujoco[key] != small[key]} - {"env"}
+  assert changed == {"total_steps", "replay_min_steps", "replay_capacity"}
+  assert mujoco["replay_capacity"] == mujoco["total_steps"] == 10**6
+  assert small["total_steps"] == 20_000
 
 
 @pytest.mark.parametrize("name", ["ppo", "seed_ppo"])
@@ -208,6 +251,11 @@ def test_the_command_line_overrides_presets():
     ("impala", "--env Pendulum-v1", "continuous actions: "),
     ("impala", "--env Pendulum-v1 --agent a2c", "continuous actions (not "),
     ("anakin_ppo", "--env seedx:Breakout-MinAtar", "MinAtar: total_steps"),
+    ("td3", "--env HalfCheetah-v4", "MuJoCo: total_steps 1000000"),
+    ("seed_sac", "--env CheetahRun-v1", "MuJoCo (not measured): total_steps"),
+    # Continuous actions, but not of the tasks that the presets are made for.
+    ("td3", "", ""),
+    ("td3", "--env MountainCarContinuous-v0", ""),
     # Images, but not of the games that the presets are made for.
     ("ppo", "--env seedx:Breakout-MinAtar", ""),
     ("ppo", "--env tests.own_envs:Bandit", ""),
@@ -218,6 +266,7 @@ def test_the_command_line_overrides_presets():
     ("ppo", "--env tests.own_envs:Bandit --presets images", "Atari (not meas"),
     ("ppo", "--env CartPole-v1 --presets continuous", "continuous actions: "),
     ("ppo", "--env Pong-v5 --presets none", ""),
+    ("td3", "--env Pendulum-v1 --presets continuous", "MuJoCo: total_steps"),
     ("anakin_ppo", "--env seedx:Catch --presets images", "MinAtar: total_"),
     # Presets that a pipeline has for one of its agents.
     ("a3c", "--agent dqn", "dqn: envs_per_worker 4, unroll_length 5"),
@@ -310,6 +359,17 @@ def custom_experiment():
 def test_a_function_cannot_be_a_preset_for_an_environment():
   with pytest.raises(types.ConfigError, match=r"made by app\.preset"):
     app.Experiment(sync.Config(agent=vtrace.Config()), images=lambda c: c)
+
+
+@pytest.mark.parametrize(
+  ("kind", "games"), [("images", "MuJoCo"), ("continuous", "MinAtar")]
+)
+def test_a_preset_for_games_of_another_kind_is_refused(kind, games):
+  reason = f"expected presets for {kind} for one of .*, found games '{games}'"
+  with pytest.raises(types.ConfigError, match=reason):
+    app.Experiment(
+      sync.Config(agent=vtrace.Config()), **{kind: app.preset(games=games)}
+    )
 
 
 @pytest.mark.parametrize(
