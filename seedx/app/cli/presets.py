@@ -130,12 +130,13 @@ def kind(
   """
   spec = envs.spec(opponents.without_runs(config))
   if _has_images(spec):
-    purpose = images and images.purpose("images")
-    return "images" if purpose == envs.games(config) else "none"
+    is_made_for = images and images.purpose("images") == envs.games(config)
+    return "images" if is_made_for else "none"
   if not np.issubdtype(spec.action.dtype, np.floating):
     return "none"
   games = continuous and continuous.games
-  return "continuous" if games in (None, envs.games(config)) else "none"
+  is_made_for = games is None or games == envs.games(config)
+  return "continuous" if is_made_for else "none"
 
 
 def _has_images(spec: types.EnvironmentSpec) -> bool:
