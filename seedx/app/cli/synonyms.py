@@ -18,11 +18,14 @@ NAMES: Mapping[str, str] = {
   "evaluate_every_steps": "eval_freq eval_every evaluation_interval",
   "record_video": "capture_video video save_video render_freq",
   "evaluate_episodes": "n_eval_episodes num_eval_episodes eval_episodes",
-  "learning_rate": "lr alpha step_size",
+  "learning_rate": (
+    "lr alpha step_size policy_lr actor_lr policy_learning_rate pi_lr"
+  ),
   "learning_rate_end": "anneal_lr lr_schedule",
   "max_gradient_norm": "max_grad_norm grad_clip grad_norm_clipping",
   "discount": "gamma",
   "hidden_sizes": "net_arch policy_kwargs hidden_dim fcnet_hiddens",
+  "activation": "activation_fn fcnet_activation",
   "stack_frames": "frame_stack n_stack num_stack",
   "normalize_observations": "norm_obs normalize_obs",
   "normalize_rewards": "norm_reward",
@@ -43,6 +46,19 @@ NAMES: Mapping[str, str] = {
     " target_network_update_freq target_update_freq"
   ),
   "target_rate": "tau polyak",
+  "critic_learning_rate": "q_lr critic_lr qf_lr qf_learning_rate value_lr",
+  "num_critics": "n_critics num_qs num_q_functions",
+  "actor_period": "policy_freq policy_frequency policy_delay actor_update_freq",
+  "noise_scale": "exploration_noise expl_noise action_noise act_noise sigma",
+  "noise_correlation": "ou_theta theta",
+  "target_noise": "policy_noise target_policy_noise target_sigma",
+  "target_noise_clip": "noise_clip target_clip",
+  "action_gradient_clip": "dqda_clipping dqda_clip",
+  "temperature": "alpha ent_coef init_temperature initial_alpha",
+  "temperature_learning_rate": (
+    "autotune auto_entropy automatic_entropy_tuning alpha_lr"
+  ),
+  "target_entropy_share": "target_entropy_scale",
   "epsilon_steps": (
     "exploration_fraction eps_decay epsilon_decay epsilon_timesteps"
   ),
@@ -51,7 +67,9 @@ NAMES: Mapping[str, str] = {
   "value_min": "v_min vmin",
   "value_max": "v_max vmax",
   "replay_capacity": "buffer_size replay_size memory_size replay_buffer_size",
-  "replay_min_steps": "learning_starts min_replay_size warmup_steps",
+  "replay_min_steps": (
+    "learning_starts min_replay_size warmup_steps start_timesteps start_steps"
+  ),
   "replay_batch_size": "batch_size train_batch_size",
   "replay_ratio": (
     "train_freq train_frequency gradient_steps samples_per_insert utd_ratio"
