@@ -347,10 +347,13 @@ class _Pair:
     noise_key, proposal_key = jax.random.split(rng_key)
     view = _View(jax.tree.map(lambda x: x[None], inputs), core_state.network)
     outputs, network = self._act(acting.variables, view)
-    noise = self._noise(noise_key, inputs.timestep, core_state.noise)
-    if greedy:
+    if greedy:  # Samples nothing.
+      noise = core_state.noise
+      proposal_noise = jnp.zeros((1, *noise.shape))
       action = self.policy.greedy(outputs[0])
     else:
+      noise = self._noise(noise_key, inputs.timestep, core_state.noise)
+      proposal_noise = jax.random.normal(proposal_key, (1, *noise.shape))
       action = self.policy.explore(
         outputs[0], noise, inputs.exploration, acting.hyperparameters
       )
@@ -362,9 +365,7 @@ class _Pair:
     if not self.windows.replayed:
       return types.AgentOutput(scaled, ()), core_state
     proposal = self.policy.propose(
-      acting.variables.params,
-      outputs,
-      jax.random.normal(proposal_key, (1, *noise.shape)),
+      acting.variables.params, outputs, proposal_noise
     )
     taken = self.space.normalized(scaled)[None]
     extras = Extras(

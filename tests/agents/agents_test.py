@@ -22,10 +22,13 @@ from seedx.agents import (
   acting_step,
   alphazero,
   base,
+  critics,
+  ddpg,
   dqn,
   ppo,
   r2d2,
   rainbow,
+  sac,
   value_based,
   vtrace,
 )
@@ -98,6 +101,22 @@ KINDS = {
     specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0]),
     config={"recurrent": True, "lstm_size": 8, "compute_dtype": "bfloat16"},
   ),
+  "continuous_dict": Kind(
+    {"camera": IMAGE, "joints": VECTOR},
+    specs.BoundedArray((1,), np.float32, -0.1, 0.7),
+    config={"stack_frames": 2, "compute_dtype": "bfloat16"},
+  ),
+  "continuous_normalized": Kind(
+    {"joints": VECTOR, "choice": specs.DiscreteArray(3)},
+    specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0]),
+    config={"normalize_observations": True},
+  ),
+  "unbounded": Kind(VECTOR, specs.BoundedArray((2,), np.float32, -1.0, np.inf)),
+  "continuous_masked": Kind(
+    {"observation": VECTOR, "legal": specs.Array((2,), bool)},
+    specs.BoundedArray((2,), np.float32, -1.0, 1.0),
+    action_mask="legal",
+  ),
   "apart": Kind(VECTOR, config={"towers": "apart"}),
   "apart_recurrent": Kind(
     {"a": VECTOR, "b": IMAGE},
@@ -156,6 +175,8 @@ def searched(agent, spec, seed):
   return sample._replace(unroll=unroll)
 
 
+# With a small epsilon, Adam's first step shows only the gradient's sign.
+SMOOTH = {"adam_epsilon": 1e-2}
 ALGORITHMS = {
   "a2c": Algorithm(a2c.Config, unrolls),
   "vtrace": Algorithm(vtrace.Config, unrolls),
@@ -193,6 +214,19 @@ ALGORITHMS = {
     ),
     samples,
   ),
+  "ddpg": Algorithm(
+    functools.partial(ddpg.Config, noise_correlation=0.9, **SMOOTH), samples
+  ),
+  "td3": Algorithm(
+    functools.partial(dataclasses.replace, ddpg.td3(), **SMOOTH), samples
+  ),
+  "d4pg": Algorithm(
+    functools.partial(
+      ddpg.Config, num_atoms=7, n_step=3, action_gradient_clip=1.0, **SMOOTH
+    ),
+    samples,
+  ),
+  "sac": Algorithm(functools.partial(sac.Config, **SMOOTH), samples),
   "alphazero": Algorithm(
     functools.partial(
       alphazero.Config, num_simulations=4, n_step=9, learning_rate_end=1.0
@@ -280,6 +314,7 @@ FAST = [
   ("ppo", "normalized"),
   ("dqn", "dict"),
   ("r2d2", "vector"),
+  ("sac", "continuous"),
   ("alphazero", "game"),
 ]
 # Other agents, and other pairs for which an agent has separate code.
@@ -302,6 +337,12 @@ SLOW = [
   ("r2d2", "masked"),
   ("rainbow", "image"),
   ("rainbow", "masked"),
+  ("ddpg", "continuous"),
+  ("td3", "continuous_dict"),
+  ("td3", "continuous"),
+  ("d4pg", "continuous"),
+  ("sac", "continuous_normalized"),
+  ("sac", "integer"),
   ("a2c", "vector"),
   ("alphazero", "large_game"),
 ]
@@ -360,6 +401,9 @@ def test_a_step_returns_legal_actions_of_the_spec(case):
   if isinstance(spec, specs.DiscreteArray):
     assert output.action.min() >= 0
     assert output.action.max() < spec.num_values
+  if isinstance(case.config, critics.Config):
+    assert (spec.minimum <= output.action).all()
+    assert (output.action <= spec.maximum).all()
   if isinstance(spec, types.HybridArray):
     choices = output.action[:, : spec.num_choices]
     assert (
@@ -414,6 +458,8 @@ def test_greedy_takes_the_best_action_for_any_key_and_exploration(case):
       drawn_core_state, core_state = drawn_core_state.network, ()
     assert signature(output) == signature(best)
     assert np.any(output.action != best.action)
+    if isinstance(core_state, critics.CoreState):
+      core_state, drawn_core_state = core_state.network, ()
     if jax.tree.leaves(core_state):
       assert difference(core_state, drawn_core_state) < 1e-5
     if isinstance(best.extras, policy_lib.Extras):
@@ -429,7 +475,9 @@ def test_greedy_takes_the_best_action_for_any_key_and_exploration(case):
 
 
 def test_gradients_have_the_parameters_shapes_and_are_finite(case):
-  gradients, output = case.gradients(case.state, KEY, case.batch)
+  # TD3's actor learns in every second update.
+  state = dataclasses.replace(case.state, updates=jnp.int32(1))
+  gradients, output = case.gradients(state, KEY, case.batch)
   assert signature(gradients.params) == signature(case.state.params)
   for moment in gradients.moments:
     assert signature(moment) == signature(case.state.statistics.mean)
@@ -496,6 +544,9 @@ CHANGED = {
   "clip_pg_rho_threshold": 0.3,
   "clip_epsilon": 1e-3,
   "epsilon_end": 0.7,
+  "critic_learning_rate": 5e-3,
+  "temperature_learning_rate": 5e-3,
+  "noise_scale": 0.5,
 }
 
 
@@ -549,12 +600,24 @@ def test_programs_read_hyperparameters_from_the_state_only(names):
 @every_algorithm
 def test_a_hyperparameter_changes_only_the_functions_that_use_it(names):
   case = case_of(*names)
-  # DQN's epsilon has fallen halfway.
-  state = dataclasses.replace(case.moved_state, updates=jnp.int32(50))
+  # DQN's epsilon has fallen halfway, and TD3's actor learns in this update.
+  state = dataclasses.replace(case.moved_state, updates=jnp.int32(51))
+  case.act(seed=0)
+
+  def acts(state):
+    acting = case.acting(state)
+    if not isinstance(acting, critics.Acting):
+      return acting
+    # Actors with critics receive all hyper-parameters, but use only some.
+    start = case.agent.initial_core_state(ROWS)
+    return (
+      case.step(acting, KEY, case.inputs, start),
+      case.agent.priorities(acting, case.batch.unroll),
+    )
 
   def run(state):
     results = {
-      "acting": case.acting(state),
+      "acting": acts(state),
       "learning": case.learn(state)[0].params,
     }
     if not case.whole:
@@ -566,8 +629,10 @@ def test_a_hyperparameter_changes_only_the_functions_that_use_it(names):
   for name in state.hyperparameters:
     changed = run(with_hyperparameters(state, **{name: CHANGED[name]}))
     affected = {"learning", "gradients"}
-    if name == "learning_rate":
+    if name.endswith("learning_rate"):
       affected = {"learning"}
+    if name == "noise_scale":
+      affected = {"acting"}
     if name == "epsilon_end":
       affected = set() if case.config.epsilon_ladder else {"acting"}
     if name == "discount" and case.agent.priorities:
@@ -711,6 +776,8 @@ def test_only_a_search_plays_both_sides_of_a_game(name):
         config.make(KINDS[kind].spec)
   else:
     reason = "expected an environment of one player.*opponent=random"
+    if isinstance(config, critics.Config):
+      reason += "|expected continuous actions"
     with pytest.raises(types.ConfigError, match=reason):
       config.make(KINDS["game"].spec)
 
@@ -751,6 +818,29 @@ def test_cores_share_the_gradients_of_a_search():
   chex.assert_trees_all_close(
     output.metrics, of_one.metrics, rtol=1e-4, atol=1e-6
   )
+
+
+@pytest.mark.parametrize(
+  ("name", "kind", "reason"),
+  [
+    *(
+      (name, kind, "expected continuous actions for a critic, found")
+      for name, kind in (
+        ("ddpg", "vector"),
+        ("td3", "masked"),
+        ("td3", "several_choices"),
+        ("sac", "hybrid"),
+      )
+    ),
+    ("td3", "unbounded", "expected actions with bounds for a critic, found"),
+    ("sac", "unbounded", "expected actions with bounds for a critic, found"),
+    ("ddpg", "continuous_masked", "environment without an action mask"),
+  ],
+)
+def test_actions_that_a_critic_cannot_take_are_refused(name, kind, reason):
+  with pytest.raises(types.ConfigError, match=reason) as error:
+    ALGORITHMS[name].config().make(KINDS[kind].spec)
+  assert "\n" not in str(error.value)
 
 
 def test_an_optimizer_instead_of_a_function_that_makes_one_is_refused():
