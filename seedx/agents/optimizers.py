@@ -211,7 +211,9 @@ class Optimizer:
     if self.rates is None:
       return
     if not isinstance(params, Mapping) or set(params) != set(self.rates):
-      keys = sorted(params) if isinstance(params, Mapping) else "a part of them"
+      keys = "a part of them, as Gorila's servers have; use another pipeline"
+      if isinstance(params, Mapping):
+        keys = str(sorted(params))
       raise types.ConfigError(
         f"expected parameters with the keys {sorted(self.rates)}, each of which"
         f" has its own learning rate, found {keys}"

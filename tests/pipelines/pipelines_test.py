@@ -1,6 +1,7 @@
 """Every pair of agent and pipeline in the documented table of agents."""
 
 import dataclasses
+import functools
 import pathlib
 import re
 import threading
@@ -9,6 +10,7 @@ import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from seedx import envs, replay, trees, types
@@ -17,10 +19,12 @@ from seedx.agents import (
   a2c,
   alphazero,
   base,
+  ddpg,
   dqn,
   ppo,
   r2d2,
   rainbow,
+  sac,
   vtrace,
 )
 from seedx.app.benchmark import work
@@ -32,23 +36,29 @@ from tests import conftest, programs, running
 
 compiled_once = programs.compiled_once
 AGENTS = {
-  "a2c": a2c,
-  "vtrace": vtrace,
-  "ppo": ppo,
-  "dqn": dqn,
-  "r2d2": r2d2,
-  "rainbow": rainbow,
-  "alphazero": alphazero,
+  "a2c": a2c.Config(),
+  "vtrace": vtrace.Config(),
+  "ppo": ppo.Config(),
+  "dqn": dqn.Config(),
+  "r2d2": r2d2.Config(),
+  "rainbow": rainbow.Config(),
+  "ddpg": ddpg.Config(),
+  "td3": ddpg.td3(),
+  "sac": sac.Config(),
+  "alphazero": alphazero.Config(),
 }
+# Agents of continuous actions.
+CRITICS = ("ddpg", "td3", "sac")
 # Agents that can learn from a replay.
-REPLAYED = ("dqn", "r2d2", "rainbow", "alphazero")
+REPLAYED = ("dqn", "r2d2", "rainbow", *CRITICS, "alphazero")
 CELLS = [
   *(("sync", name) for name in AGENTS),
   *(("anakin", name) for name in AGENTS),
   *(("seed", name) for name in AGENTS),
   *(("impala", name) for name in ("a2c", "vtrace", "ppo", "alphazero")),
-  *(("a3c", name) for name in ("a2c", "vtrace", "dqn", "rainbow", "alphazero")),
-  *((p, name) for p in ("gorila", "apex") for name in REPLAYED),
+  *(("a3c", name) for name in AGENTS if name not in ("ppo", "r2d2")),
+  *(("gorila", name) for name in REPLAYED if name not in CRITICS),
+  *(("apex", name) for name in REPLAYED),
 ]
 MODULES = {
   "sync": sync,
@@ -63,7 +73,8 @@ MODULES = {
 FAST = [("a3c", "a2c")]
 # To a pipeline, agents differ only in what they need: whole batches, windows,
 # sequences or priorities. These cells cover all needs. AlphaZero has its own
-# environment, in each pipeline.
+# environment, in each pipeline. Agents with critics have a network for each
+# group of parameters, and a core state that no network reads.
 SLOW = [
   ("gorila", "dqn"),
   ("sync", "rainbow"),
@@ -74,6 +85,11 @@ SLOW = [
   ("a3c", "dqn"),
   ("gorila", "r2d2"),
   ("apex", "r2d2"),
+  ("sync", "sac"),
+  ("anakin", "td3"),
+  ("seed", "sac"),
+  ("a3c", "td3"),
+  ("apex", "ddpg"),
   *((p, "alphazero") for p in MODULES),
 ]
 PIPELINES = tuple(MODULES)
@@ -93,6 +109,8 @@ def agent_config(pipeline, name, **changes):
     fields |= {"reward_scale": 1.0}
   if name == "ppo":
     fields |= {"epochs": 2, "minibatches": 2}
+  if name in CRITICS:
+    fields |= {"critic_learning_rate": 1e-2}
   if name in REPLAYED:
     on_policy = ("a3c", "impala") if name == "alphazero" else ("a3c",)
     fields |= {"n_step": 2, "replayed": pipeline not in on_policy}
@@ -100,18 +118,21 @@ def agent_config(pipeline, name, **changes):
     fields |= {"num_simulations": 4}
   if name == "r2d2":
     fields |= {"burn_in": 2, "sequence_length": 6, "lstm_size": 8}
-  return AGENTS[name].Config(**fields | changes)
+  return dataclasses.replace(AGENTS[name], **fields | changes)
 
 
 def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
   """Returns a small run; `changes` are fields of the agent's config."""
-  env = "CartPole-v1"
+  env = "Pendulum-v1" if name in CRITICS else "CartPole-v1"
   if name == "alphazero":
     env = "seedx:TicTacToe"
   elif pipeline == "anakin":
     env = f"seedx:{env}"
+  # An episode of Pendulum has 200 steps, always in `seedx:Pendulum-v1`.
+  short = name in CRITICS and pipeline != "anakin"
+  options = {"max_episode_steps": 50} if short else {}
   common = {
-    "env": envs.Config(env),
+    "env": envs.Config(env, options),
     "agent": agent_config(pipeline, name, **changes),
     "total_steps": total_steps,
     "seed": 0,
@@ -119,7 +140,7 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
   }
   uniform = replay.Config(**REPLAY)
   prioritized = replay.PrioritizedConfig(**REPLAY)
-  plain = uniform if name in ("dqn", "alphazero") else prioritized
+  plain = uniform if name in ("dqn", "sac", "alphazero") else prioritized
   replayed = {"replay": plain if name in REPLAYED else None}
   inbox = learner.InboxConfig(unroll_length=5, batch_size=4)
   workers = {
@@ -211,6 +232,8 @@ def test_each_agent_learns_in_each_of_its_pipelines(
     last = run_all(*make(pipeline, name, tmp_path, **changes))
   assert last["env_steps"] >= TOTAL_STEPS
   assert last["learner_steps"] >= 3
+  if name in ("ddpg", "sac"):
+    assert np.isfinite(last["loss_actor"])
   # A replay counts resets as steps: one for each ended episode, and 8 for the
   # episodes in progress.
   replayed = name in REPLAYED
@@ -218,7 +241,7 @@ def test_each_agent_learns_in_each_of_its_pipelines(
   assert 0 < last["learned_steps"] <= last["env_steps"] + resets
   loss = last["loss" if replayed else "loss_value"]
   assert np.isfinite(loss) and loss > 0
-  assert last["episodes"] > 0
+  assert last["episodes"] > 0 or (pipeline == "anakin" and name in CRITICS)
   if pipeline in ("a3c", "gorila"):
     assert last["gradient_staleness"] >= 0
   elif pipeline in ("sync", "anakin") and not replayed:
@@ -268,26 +291,43 @@ def unlucky(agent):
   return dataclasses.replace(agent, gradients=gradients, update=update)
 
 
+def without_some_targets(agent):
+  """Returns an agent whose batches may have a reward that is NaN."""
+
+  def gradients(state, rng_key, sample):
+    timestep = sample.unroll.inputs.timestep
+    wrong = jnp.where(jax.random.bernoulli(rng_key), jnp.nan, 0.0)
+    timestep = timestep._replace(reward=timestep.reward.at[:, 0].add(wrong))
+    inputs = sample.unroll.inputs._replace(timestep=timestep)
+    unroll = sample.unroll._replace(inputs=inputs)
+    return agent.gradients(state, rng_key, sample._replace(unroll=unroll))
+
+  update = base.composed_update(gradients, agent.apply)
+  return dataclasses.replace(agent, gradients=gradients, update=update)
+
+
 # Gorila's skipped gradients have tests of their own.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ("pipeline", "name"), [("impala", "vtrace"), ("a3c", "a2c")]
+  ("pipeline", "name"), [("impala", "vtrace"), ("a3c", "a2c"), ("sync", "td3")]
 )
 def test_updates_that_are_not_finite_are_skipped_and_counted(
   pipeline, name, tmp_path
 ):
   config = config_of(pipeline, name, tmp_path, total_steps=1200)
-  agent = running.Changed(config.agent, unlucky)
+  replayed = name in REPLAYED
+  change = without_some_targets if replayed else unlucky
+  agent = running.Changed(config.agent, change)
   made = running.Own(running.replaced(config, agent=agent))
   saved = {}
   last = run_all(made, made.nodes, lambda: saved.update(made.process.saved()))
   assert last["learner_steps"] >= 5 and last["updates_skipped"] >= 5
   assert last["learned_steps"] < 0.9 * last["env_steps"]
-  assert np.isfinite(last["loss_value"])
+  assert np.isfinite(last["loss" if replayed else "loss_value"])
   assert not trees.non_finite(jax.tree.leaves(made.process.policy(saved)))
-  part = saved["agent" if pipeline == "impala" else "learned"]
+  part = saved["learned" if pipeline == "a3c" else "agent"]
   assert part["updates_skipped"] == last["updates_skipped"]
-  state = part["state"] if pipeline == "impala" else saved["agent"]
+  state = saved["agent"] if pipeline == "a3c" else part["state"]
   assert not trees.non_finite(jax.tree.leaves(state))
   assert state.updates == last["learner_steps"]
 
@@ -326,11 +366,20 @@ def test_other_pairs_of_pipeline_and_agent_are_refused(
   reasons = {
     "impala": "expected a replay",
     "a3c": "takes several steps" if name == "ppo" else "expected replayed True",
-    "gorila": "expected no replay",
+    "gorila": "use another" if name in CRITICS else "expected no replay",
     "apex": "expected no replay",
   }
   with pytest.raises(types.ConfigError, match=reasons[pipeline]):
     make(pipeline, name, tmp_path)
+
+
+def test_parameter_servers_refuse_agents_with_critics_and_any_optimizer(
+  tmp_path,
+):
+  sgd = functools.partial(optax.sgd, 1e-3)
+  reason = "keys .*'actor', 'critic'.*, found a part of .*another pipeline"
+  with pytest.raises(types.ConfigError, match=reason):
+    make("gorila", "td3", tmp_path, transformation=sgd)
 
 
 def test_all_pairs_of_the_documented_table_are_tested():
@@ -339,7 +388,8 @@ def test_all_pairs_of_the_documented_table_are_tested():
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in text.splitlines()
     if re.match(
-      r"\| (agent|A2C|V-trace|PPO|DQN|R2D2|Rainbow|AlphaZero) \|", line
+      r"\| (agent|A2C|V-trace|PPO|DQN|R2D2|Rainbow|DDPG|TD3|SAC|AlphaZero) \|",
+      line,
     )
   ]
   names = [cell.strip("`") for cell in rows[0]]
