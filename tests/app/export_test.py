@@ -18,7 +18,7 @@ from flax import linen as nn
 
 from experiments import a2c
 from seedx import envs, types
-from seedx.agents import acting_step, alphazero, dqn, vtrace
+from seedx.agents import acting_step, alphazero, ddpg, dqn, sac, vtrace
 from seedx.app import export
 from seedx.app.runs import policies
 from seedx.envs import actions as actions_lib
@@ -75,12 +75,23 @@ KINDS = {
   "masked": ({}, MASK, DISCRETE),
   "continuous": ({"normalize_observations": True}, VECTOR, CONTINUOUS),
   "several": ({}, VECTOR, SEVERAL),
+  "td3": ({"noise_correlation": 0.5}, VECTOR, CONTINUOUS),
+  "sac": ({"normalize_observations": True}, VECTOR, CONTINUOUS),
+  "soft_choices": ({}, VECTOR, DISCRETE),
   "nest": ({}, VECTOR, {"turn": DISCRETE, "pull": (UNBOUNDED,)}),
   "game": ({"num_simulations": 4}, None, None),
   "game_without_search": ({}, None, None),
 }
-# Kinds in the fast set: one with a core state, one with statistics.
-FAST = [("lstm",), ("continuous",)]
+# Agents of these kinds; other kinds have V-trace, or AlphaZero in games.
+CONFIGS = {
+  "dqn": dqn.Config(),
+  "td3": ddpg.td3(),
+  "sac": sac.Config(),
+  "soft_choices": sac.Config(),
+}
+# Kinds in the fast set: one with a core state, one with statistics, one with
+# groups of parameters.
+FAST = [("lstm",), ("continuous",), ("td3",)]
 ROWS = 5
 
 
@@ -97,8 +108,9 @@ def make_policy(name):
       action_mask="legal" if name == "masked" else None,
       native_action=action,
     )
-  kind = {"dqn": dqn}.get(name, alphazero if spec.game else vtrace)
-  config = kind.Config(hidden_sizes=(8,), **fields)
+  default = (alphazero if spec.game else vtrace).Config()
+  config = CONFIGS.get(name, default)
+  config = dataclasses.replace(config, hidden_sizes=(8,), **fields)
   agent = config.make(spec)
   state = dqn_test.random_state(agent, config)
   policy = policies.Policy(
