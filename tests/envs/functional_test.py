@@ -16,10 +16,12 @@ FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 STEPS = 4000
 
 
-# Actions that often keep CartPole's pole upright, and swing Acrobot up. Random
-# actions reach neither CartPole's time limit nor Acrobot's goal.
+# Actions that often keep CartPole's pole upright, drive the car out of its
+# valley and swing Acrobot up. Random actions reach neither CartPole's limit
+# nor the goals of the others.
 CLEVER = {
   "CartPole-v1": lambda state: int(state[2] + 0.3 * state[3] > 0),
+  "MountainCarContinuous-v0": lambda state: np.sign(state[1:]),
   "Acrobot-v1": lambda state: 2 if state[3] > 0 else 0,
 }
 
@@ -99,7 +101,10 @@ def assert_same(env, steps, names=(), scale=0.0):
   return rewards, terminated, step_types
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1"])
+@pytest.mark.parametrize(
+  "name",
+  ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1"],
+)
 def test_classic_control_equals_gymnasium(name):
   env = functional.ENVIRONMENTS[name]()
   _, terminated, step_types = assert_same(
@@ -115,6 +120,7 @@ def test_classic_control_equals_gymnasium(name):
   [
     ("CartPole-v1", [-0.05] * 4, [0.05] * 4),
     ("Pendulum-v1", [-np.pi, -1], [np.pi, 1]),
+    ("MountainCarContinuous-v0", [-0.6, 0], [-0.4, 0]),
     ("Acrobot-v1", [-0.1] * 4, [0.1] * 4),
   ],
 )
@@ -126,7 +132,28 @@ def test_start_states_cover_gymnasiums_range(name, low, high):
   size = np.subtract(high, low)
   np.testing.assert_allclose(starts.min(0), low, atol=0.01 * size.max())
   np.testing.assert_allclose(starts.max(0), high, atol=0.01 * size.max())
-  np.testing.assert_allclose(starts.mean(0), 0, atol=0.03 * size.max())
+  middle = np.add(low, high) / 2
+  np.testing.assert_allclose(starts.mean(0), middle, atol=0.03 * size.max())
+
+
+def test_the_car_is_as_fast_as_gymnasiums_at_any_place():
+  # A car that starts at rest does not reach its maximum speed.
+  reference = gymnasium.make("MountainCarContinuous-v0").unwrapped
+  env = classic_control.MountainCarContinuous()
+  space, random = reference.observation_space, np.random.default_rng(0)
+  states = random.uniform(space.low, space.high, (500, 2)).astype(np.float32)
+  actions = random.uniform(-1, 1, (500, 1)).astype(np.float32)
+  expected = []
+  for state, action in zip(states, actions, strict=True):
+    reference.state = state
+    expected.append(reference.step(action)[:3])
+  act = jax.jit(jax.vmap(env.act, (0, 0, None)))
+  for actual, column in zip(
+    act(states, actions, jax.random.key(0)),
+    zip(*expected, strict=True),
+    strict=True,
+  ):
+    np.testing.assert_allclose(actual, np.array(column), atol=1e-5)
 
 
 def test_catch_equals_envpool():

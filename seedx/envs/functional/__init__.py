@@ -8,7 +8,12 @@ from seedx import types
 from seedx.envs import config as env_config
 from seedx.envs.functional import games
 from seedx.envs.functional.bsuite import Catch, DeepSea, MemoryChain
-from seedx.envs.functional.classic_control import Acrobot, CartPole, Pendulum
+from seedx.envs.functional.classic_control import (
+  Acrobot,
+  CartPole,
+  MountainCarContinuous,
+  Pendulum,
+)
 from seedx.envs.functional.episodic import (
   Environment,
   Episodic,
@@ -38,6 +43,7 @@ __all__ = [
   "Game",
   "Match",
   "MemoryChain",
+  "MountainCarContinuous",
   "Outcome",
   "Pendulum",
   "PgxGame",
@@ -54,6 +60,7 @@ __all__ = [
 ENVIRONMENTS: Mapping[str, Callable[..., Environment]] = {
   "CartPole-v1": CartPole,
   "Pendulum-v1": Pendulum,
+  "MountainCarContinuous-v0": MountainCarContinuous,
   "Acrobot-v1": Acrobot,
   "Catch": Catch,
   "MemoryChain": MemoryChain,

@@ -1,4 +1,4 @@
-"""Gymnasium's CartPole-v1, Pendulum-v1 and Acrobot-v1 as functions.
+"""Gymnasium's environments of classic control as functions.
 
 The functions use the equations of https://gymnasium.farama.org/environments, in
 float32 instead of float64.
@@ -85,6 +85,45 @@ class Pendulum(Episodic):
     """See `Episodic`."""
     theta, theta_dot = state
     return jnp.stack([jnp.cos(theta), jnp.sin(theta), theta_dot])
+
+
+class MountainCarContinuous(Episodic):
+  """A car in a valley, too weak to drive up the right hill without a run-up.
+
+  The state and the observation are (position, velocity). An action from -1 to 1
+  is the engine's push to the right, and costs a tenth of its square. The goal,
+  at position 0.45, gives 100. A car that never pushes has a return of 0. Moore
+  1990, "Efficient Memory-based Learning for Robot Control".
+  """
+
+  observation = dm_env.specs.Array((2,), np.float32, "observation")
+  action = dm_env.specs.BoundedArray((1,), np.float32, -1.0, 1.0, "action")
+  time_limit = 999
+
+  def reset(self, rng_key: jax.Array) -> jax.Array:
+    """See `Episodic`."""
+    position = jax.random.uniform(rng_key, minval=-0.6, maxval=-0.4)
+    return jnp.stack([position, 0.0])
+
+  def act(
+    self, state: jax.Array, action: jax.Array, rng_key: jax.Array
+  ) -> Outcome:
+    """See `Episodic`."""
+    del rng_key
+    position, velocity = state
+    push = action[0]
+    velocity += 0.0015 * push - 0.0025 * jnp.cos(3 * position)
+    velocity = jnp.clip(velocity, -0.07, 0.07)
+    position = jnp.clip(position + velocity, -1.2, 0.6)
+    # A wall on the left stops the car.
+    velocity = jnp.where((position == -1.2) & (velocity < 0), 0.0, velocity)
+    arrived = (position >= 0.45) & (velocity >= 0)
+    reward = jnp.where(arrived, 100.0, 0.0) - 0.1 * push**2
+    return Outcome(jnp.stack([position, velocity]), reward, arrived)
+
+  def observe(self, state: jax.Array) -> jax.Array:
+    """See `Episodic`."""
+    return state
 
 
 class Acrobot(Episodic):
