@@ -97,7 +97,7 @@ def _in_words(module: nn.Module) -> str:
     case torsos.MLP(sizes=()):
       return ""
     case torsos.MLP():
-      return " ".join(["MLP", *map(str, module.sizes), "tanh"])
+      return " ".join(["MLP", *map(str, module.sizes), module.activation])
     case torsos.SmallCNN():
       return " ".join(
         ["SmallCNN", *map(str, module.channels), str(module.size)]

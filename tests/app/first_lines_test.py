@@ -415,8 +415,8 @@ def test_a_resumed_run_keeps_its_presets(tmp_path, capfd):
       "MLP 8 4 tanh, LSTM 4, policy 2 + value 1: 283 parameters",
     ),
     (
-      dqn.Config(dueling=True, hidden_sizes=(8,)),
-      "MLP 8 tanh, dueling 8, Q 2: 211 parameters",
+      dqn.Config(dueling=True, hidden_sizes=(8,), activation="relu"),
+      "MLP 8 relu, dueling 8, Q 2: 211 parameters",
     ),
     (
       rainbow.Config(hidden_sizes=(8,), num_atoms=3),
