@@ -189,10 +189,13 @@ def make(
   horizon: base.Horizon | None = None,
   *,
   atoms: Sequence[float] = (),
+  first_guides: bool = False,
 ) -> base.Agent:
   """Makes an agent from its policy; see also `base.Config.make`.
 
-  With `atoms`, the critics return logits of a distribution over them.
+  With `atoms`, the critics return logits of a distribution over them. With
+  `first_guides`, the `q_function` of `Policy.losses` is that of the first
+  critic alone, with a C of 1.
 
   Raises:
     types.ConfigError: the environment has an action mask, or is self-play.
@@ -214,7 +217,9 @@ def make(
     rates=policy.rates,
     periods={key: period for key in policy.rates if key != "critic"},
   )
-  pair = _Pair.make(spec, config, policy, space, axis_name, atoms)
+  pair = _Pair.make(
+    spec, config, policy, space, axis_name, atoms, first_guides
+  )
 
   def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
     return base.AgentState(
@@ -279,6 +284,7 @@ class _Pair:
 
   actor: model_lib.Model
   critic: model_lib.Model
+  guide: model_lib.Model  # The critics that `Policy.losses` evaluates.
   policy: Policy
   space: action_vectors.Space
   windows: windows_lib.Windows
@@ -295,6 +301,7 @@ class _Pair:
     space: action_vectors.Space,
     axis_name: str | None,
     atoms: Sequence[float],
+    first_guides: bool,
   ) -> Self:
     """Makes the networks; see the function `make`."""
     head = networks.Critic(
@@ -307,11 +314,15 @@ class _Pair:
     )
     # The critics' hidden layers are in their head, which sees the action.
     features = dataclasses.replace(config, hidden_sizes=())
+    # Slicing the outputs of all critics would not help: their gradients, which
+    # are 0, would be computed. The first critic's parameters keep their names.
+    guide = head.clone(num_critics=1) if first_guides else head
     return cls(
       actor=model_lib.Model.make(
         spec, config, networks.ActorHead(policy.num_parameters)
       ),
       critic=model_lib.Model.make(spec, features, head),
+      guide=model_lib.Model.make(spec, features, guide),
       policy=policy,
       space=space,
       windows=config.windows,
@@ -369,8 +380,8 @@ class _Pair:
     )
     taken = self.space.normalized(scaled)[None]
     extras = Extras(
-      self._criticize(acting.variables, view, taken)[0],
-      self._criticize(acting.variables, view, proposal.action)[0],
+      _criticize(self.critic, acting.variables, view, taken)[0],
+      _criticize(self.critic, acting.variables, view, proposal.action)[0],
       proposal.entropy_bonus[0],
     )
     return types.AgentOutput(scaled, extras), core_state
@@ -441,7 +452,7 @@ class _Pair:
       variables.params, outputs, noise, smooth=True
     )
     target = (
-      self._criticize(variables, view, proposal.action),
+      _criticize(self.critic, variables, view, proposal.action),
       proposal.entropy_bonus,
     )
     if view.at is not None:
@@ -463,7 +474,7 @@ class _Pair:
       critic: types.Tree,
     ) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
       variables = model_lib.Variables({"critic": critic}, state.statistics)
-      outputs = self._criticize(variables, view, steps.action)
+      outputs = _criticize(self.critic, variables, view, steps.action)
       q_taken = jnp.mean(self.q_values(outputs), axis=-1)
       q_taken, per_step = self.windows.learned(
         (q_taken, self.losses(outputs, *target, steps)), steps
@@ -512,7 +523,8 @@ class _Pair:
 
     def q_function(action: jax.Array) -> jax.Array:
       variables = model_lib.Variables(params, state.statistics)
-      return self.q_values(self._criticize(variables, view, action))
+      outputs = _criticize(self.guide, variables, view, action)
+      return self.q_values(outputs)
 
     def loss_share(
       learned: types.Tree,
@@ -624,18 +636,6 @@ class _Pair:
     )
     return output.head, output.core_state
 
-  def _criticize(
-    self, variables: model_lib.Variables, view: "_View", action: jax.Array
-  ) -> jax.Array:
-    """Returns the critics' outputs `[T, B, C, ...]` for actions `[T, B, A]`."""
-    return self.critic.unroll(
-      variables._replace(params=variables.params["critic"]),
-      view.inputs,
-      view.core_state,
-      at=view.at,
-      action=action,
-    ).head
-
 
 class _View(NamedTuple):
   """The steps of a stream at which the networks are evaluated.
@@ -649,6 +649,22 @@ class _View(NamedTuple):
   inputs: types.Inputs
   core_state: types.Tree
   at: jax.Array | None = None
+
+
+def _criticize(
+  critic: model_lib.Model,
+  variables: model_lib.Variables,
+  view: _View,
+  action: jax.Array,
+) -> jax.Array:
+  """Returns the critics' outputs `[T, B, C, ...]` for actions `[T, B, A]`."""
+  return critic.unroll(
+    variables._replace(params=variables.params["critic"]),
+    view.inputs,
+    view.core_state,
+    at=view.at,
+    action=action,
+  ).head
 
 
 def _network_state(core_state: types.Tree) -> types.Tree:

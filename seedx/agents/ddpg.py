@@ -86,6 +86,7 @@ class Config(critics.Config):
       axis_name,
       horizon,
       atoms=tuple(map(float, atoms)),
+      first_guides=True,
     )
     if not self.noise_ladder:
       return agent

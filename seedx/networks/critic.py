@@ -54,17 +54,22 @@ class Critic(nn.Module):
   @nn.compact
   def __call__(self, features: jax.Array, action: jax.Array) -> jax.Array:
     """Maps `[..., F]` and `[..., A]` to `[..., C]`, or `[..., C, Z]`."""
-    features = features.astype(self.dtype)
+    batch = features.shape[:-1]
+    # With one batch axis, no gradient of a kernel transposes its operands.
+    rows = features.astype(self.dtype).reshape(-1, features.shape[-1])
+    action = action.reshape(-1, action.shape[-1])
     if self.is_linear:
       size = action.shape[-1]
-      values = [self._critic(features, size) for _ in range(self.num_critics)]
-      return jnp.stack([jnp.sum(x * action, axis=-1) for x in values], axis=-1)
-    joined = jnp.concatenate([features, action.astype(self.dtype)], axis=-1)
-    size = max(self.parts, 1)
-    outputs = [self._critic(joined, size) for _ in range(self.num_critics)]
-    if self.parts:
-      return jnp.stack(outputs, axis=-2)
-    return jnp.concatenate(outputs, axis=-1)
+      values = [self._critic(rows, size) for _ in range(self.num_critics)]
+      outputs = jnp.stack([jnp.sum(x * action, axis=-1) for x in values], -1)
+    else:
+      joined = jnp.concatenate([rows, action.astype(self.dtype)], axis=-1)
+      size = max(self.parts, 1)
+      each = [self._critic(joined, size) for _ in range(self.num_critics)]
+      outputs = jnp.concatenate(each, axis=-1)
+      if self.parts:
+        outputs = jnp.stack(each, axis=-2)
+    return outputs.reshape(*batch, *outputs.shape[1:])
 
   def _critic(self, hidden: jax.Array, num_outputs: int) -> jax.Array:
     for size in self.sizes:
