@@ -1,4 +1,4 @@
-r"""Compares seedx with other libraries on CartPole, in one session.
+r"""Compares seedx with other libraries, in one session.
 
   python -m benchmarks.peers --python torch=PATH --python jax=PATH \
     --python replay=PATH --source purejaxrl=PATH --source cleanrl=PATH
@@ -37,12 +37,15 @@ _HERE = pathlib.Path(__file__).parent
 # PPO's settings in the other libraries.
 _PPO = "--unroll-length 32 --epochs 4 --minibatches 4 --learning-rate 0.0025"
 _PPO += " --towers apart --clip-values"
+_SAME_CONTROL = "Pendulum, batch 256, an update for each env step"
 _SAME_PPO = "512 environments x 32 steps, 4 epochs of 4 minibatches"
 SAMPLE_FACTORY = r"Total num frames: (?P<steps>\d+)"
 SAMPLE_FACTORY += r"|episode reward: .*'(?P<returned>[\d.]+)'"
-CLEANRL = r"global_step=(?P<steps>\d+), episodic_return=\[?(?P<returned>[\d.]+)"
+CLEANRL = (
+  r"global_step=(?P<steps>\d+), episodic_return=\[?(?P<returned>-?[\d.]+)"
+)
 CLEANRL += r"|(?P<updated>SPS: )"
-STEP = r"env_steps=(?P<steps>\d+) episode_return=(?P<returned>[\d.]+)"
+STEP = r"env_steps=(?P<steps>\d+) episode_return=(?P<returned>-?[\d.]+)"
 
 
 class Peer(NamedTuple):
@@ -125,6 +128,23 @@ PEERS = (
     " --learning-rate 0.0025 --total-timesteps 1000000000",
     CLEANRL,
   ),
+  Peer("seedx `sac`", _SAME_CONTROL, "seedx", "sac --env Pendulum-v1"),
+  Peer(
+    "Stable-Baselines3 SAC",
+    _SAME_CONTROL,
+    "torch",
+    f"{_HERE}/sb3_sac.py",
+    STEP,
+  ),
+  Peer("seedx `td3`", _SAME_CONTROL, "seedx", "td3 --env Pendulum-v1"),
+  Peer(
+    "CleanRL TD3 in JAX",
+    _SAME_CONTROL,
+    "cleanrl",
+    "{cleanrl}/cleanrl/td3_continuous_action_jax.py --env-id Pendulum-v1"
+    " --learning-starts 1000 --total-timesteps 1000000000",
+    CLEANRL,
+  ),
 )
 _REPLAYS = (("seedx", "seedx"), ("Flashbax", "replay"), ("cpprb", "replay"))
 _CAPACITIES = (2**16, 2**20)
@@ -139,6 +159,7 @@ _VERSIONS = {
     "envpool",
   ),
   "jax": ("jax", "gymnax", "flax"),
+  "cleanrl": ("jax", "flax", "gymnasium", "torch"),
   "replay": ("flashbax", "cpprb", "jax"),
 }
 _HEADER = (
@@ -270,7 +291,7 @@ def _parser() -> argparse.ArgumentParser:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   for name, of in (
-    ("--python", "interpreter: torch, jax, replay"),
+    ("--python", "interpreter: torch, jax, cleanrl, replay"),
     ("--source", "checkout: purejaxrl, cleanrl"),
   ):
     parser.add_argument(

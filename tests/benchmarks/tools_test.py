@@ -113,6 +113,8 @@ def test_lines_of_progress_are_parsed():
   assert lines("global_step=512, episodic_return=[20.]") is None
   assert lines("global_step=1024, episodic_return=[30.]") is None
   assert lines("SPS: 515") == watched.Progress(1024, 1, 25)
+  assert lines("global_step=2048, episodic_return=[-200.]") is None
+  assert lines("SPS: 515") == watched.Progress(2048, 1, -50)
   assert lines("another line") is None
 
 
