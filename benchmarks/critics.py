@@ -172,7 +172,7 @@ def shares(result: Mapping[str, Any]) -> dict[str, float]:
   groups = [key for key in parts if key.startswith("gradient of")]
   costs = {"draw from the replay": parts[_DRAW]}
   costs |= {key: parts[key] for key in groups}
-  costs["metrics of the loss"] = parts[_GRADIENTS] - sum(
+  costs["metrics, temperature"] = parts[_GRADIENTS] - sum(
     parts[key] for key in groups
   )
   costs["Adam"] = parts[_ADAM]
@@ -287,7 +287,7 @@ class _Learning(NamedTuple):
 
     batch = self.source.example(self.shares)
     return {
-      **{f"gradient of the {x}": group(x) for x in sorted(state.params)},
+      **{f"gradient of the {x}": group(x) for x in ("actor", "critic")},
       _GRADIENTS: _alternating([(whole, (x, key, self.batch)) for x in states]),
       _ADAM: both(adam),
       _APPLY: both(agent.apply),
