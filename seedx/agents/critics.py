@@ -217,9 +217,7 @@ def make(
     rates=policy.rates,
     periods={key: period for key in policy.rates if key != "critic"},
   )
-  pair = _Pair.make(
-    spec, config, policy, space, axis_name, atoms, first_guides
-  )
+  pair = _Pair.make(spec, config, policy, space, axis_name, atoms, first_guides)
 
   def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
     return base.AgentState(

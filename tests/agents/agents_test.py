@@ -912,7 +912,7 @@ def test_any_optax_optimizer_can_replace_the_default(names):
     {"towers": "tied"},
     {"compute_dtype": "float16"},
     {"hidden_sizes": (64, 0)},
-    {"max_gradient_norm": 0.0},
+    {"max_gradient_norm": -1.0},
     {"value_cost": -1.0},
     {"reward_clip": -1.0},
     {"entropy_cost": -1.0},
