@@ -18,7 +18,8 @@ class Space(Protocol):
   """
 
   @property
-  def size(self) -> int: ...
+  def size(self) -> int:
+    """A."""
 
   def scaled(self, action: jax.Array) -> jax.Array:
     """Maps vectors `[..., A]` to the environment's actions."""

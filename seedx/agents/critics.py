@@ -90,13 +90,20 @@ class Policy(Protocol):
   """
 
   @property
-  def num_parameters(self) -> int: ...
+  def num_parameters(self) -> int:
+    """P."""
+
   @property
-  def rates(self) -> Mapping[str, str]: ...
+  def rates(self) -> Mapping[str, str]:
+    """See the class."""
+
   @property
-  def target_groups(self) -> Sequence[str]: ...
+  def target_groups(self) -> Sequence[str]:
+    """See the class."""
+
   @property
-  def actor_period(self) -> int: ...
+  def actor_period(self) -> int:
+    """See the class."""
 
   def others(self) -> dict[str, types.Tree]:
     """Returns initial parameters of the other groups."""
@@ -200,23 +207,9 @@ def make(
   Raises:
     types.ConfigError: the environment has an action mask, or is self-play.
   """
-  base.check_one_player(spec)
-  if spec.action_mask is not None:
-    raise types.ConfigError(
-      "expected an environment without an action mask, which critics of"
-      f" (state, action) do not support, found {spec.action_mask!r}; use an"
-      " actor-critic agent (PPO, A2C or V-trace)"
-    )
+  _check(spec)
   windows = config.windows
-  if horizon is not None:
-    horizon = horizon.with_windows(windows.needs.learned_steps)
-  period = policy.actor_period
-  optimizer = optimizers.Optimizer.make(
-    config,
-    horizon,
-    rates=policy.rates,
-    periods={key: period for key in policy.rates if key != "critic"},
-  )
+  optimizer = _optimizer(config, policy, horizon)
   pair = _Pair.make(spec, config, policy, space, axis_name, atoms, first_guides)
 
   def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
@@ -633,6 +626,31 @@ class _Pair:
       at=view.at,
     )
     return output.head, output.core_state
+
+
+def _optimizer(
+  config: Config, policy: Policy, horizon: base.Horizon | None
+) -> optimizers.Optimizer:
+  if horizon is not None:
+    horizon = horizon.with_windows(config.windows.needs.learned_steps)
+  period = policy.actor_period
+  return optimizers.Optimizer.make(
+    config,
+    horizon,
+    rates=policy.rates,
+    periods={key: period for key in policy.rates if key != "critic"},
+  )
+
+
+def _check(spec: types.EnvironmentSpec) -> None:
+  """Raises types.ConfigError for an action mask, and for self-play."""
+  base.check_one_player(spec)
+  if spec.action_mask is not None:
+    raise types.ConfigError(
+      "expected an environment without an action mask, which critics of"
+      f" (state, action) do not support, found {spec.action_mask!r}; use an"
+      " actor-critic agent (PPO, A2C or V-trace)"
+    )
 
 
 class _View(NamedTuple):

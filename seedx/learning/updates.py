@@ -96,7 +96,7 @@ def keep_finite(
     skipped.
   """
   num_wrong = sum(
-    jnp.sum(~jnp.isfinite(leaf), dtype=jnp.float32)
+    _count(~jnp.isfinite(leaf))
     for leaf in jax.tree.leaves(after)
     if jnp.issubdtype(leaf.dtype, jnp.inexact)
   )
@@ -105,6 +105,18 @@ def keep_finite(
     lambda old, new: jnp.where(skipped, old, new), before, after
   )
   return state, skipped
+
+
+def _count(flags: jax.Array) -> jax.Array:
+  """Returns the number of true flags, `[]` float32.
+
+  On a CPU, sums over one axis at a time take half as long as one sum, since XLA
+  vectorizes those over a leading axis.
+  """
+  count = flags.astype(jnp.float32)
+  while count.ndim:
+    count = jnp.sum(count, axis=0)
+  return count
 
 
 def compute_gradients(
