@@ -51,8 +51,9 @@ class Box:
     native = action if spec.native_action is None else spec.native_action
     if isinstance(action, types.HybridArray) or action.dtype.kind != "f":
       raise types.ConfigError(
-        f"expected continuous actions for a critic, found {native}; use DQN for"
-        " discrete actions, or an actor-critic agent (PPO, A2C or V-trace)"
+        f"expected continuous actions for a critic, found {native}; use SAC or"
+        " DQN for one discrete action, or an actor-critic agent (PPO, A2C or"
+        " V-trace) for all others"
       )
     low, high = (
       np.broadcast_to(np.float32(x), action.shape)

@@ -243,6 +243,6 @@ def test_wrong_settings_are_refused(fields, message):
   ids=["one choice", "two choices"],
 )
 def test_discrete_actions_are_refused(action):
-  message = "continuous actions.*found .*use DQN for discrete actions"
+  message = "continuous actions.*found .*use SAC or DQN for one discrete action"
   with pytest.raises(types.ConfigError, match=message):
     ddpg.Config().make(critics_test.spec_with(action))
