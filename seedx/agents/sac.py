@@ -31,7 +31,7 @@ class Config(critics.Config):
   Attributes:
     temperature: initial alpha, the weight of the entropy.
     temperature_learning_rate: initial learning rate of log alpha; 0 keeps alpha
-      constant.
+      constant, unless there is a `transformation`, which has its own rate.
     target_entropy: entropy per dimension of a continuous action, which the
       learned alpha keeps; the action is between -1 and 1.
     target_entropy_share: entropy that alpha keeps for discrete actions, as a

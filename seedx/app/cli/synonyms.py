@@ -16,6 +16,7 @@ NAMES: Mapping[str, str] = {
   "stop_at": "stop_reward target_return",
   "checkpoint_every_seconds": "save_freq checkpoint_freq checkpoint_interval",
   "evaluate_every_steps": "eval_freq eval_every evaluation_interval",
+  "checkpoint_replay_gib": "save_replay_buffer save_buffer",
   "record_video": "capture_video video save_video render_freq",
   "evaluate_episodes": "n_eval_episodes num_eval_episodes eval_episodes",
   "learning_rate": (
@@ -50,7 +51,7 @@ NAMES: Mapping[str, str] = {
   "num_critics": "n_critics num_qs num_q_functions",
   "actor_period": "policy_freq policy_frequency policy_delay actor_update_freq",
   "noise_scale": "exploration_noise expl_noise action_noise act_noise sigma",
-  "noise_correlation": "ou_theta theta",
+  "noise_correlation": "ou_theta theta use_sde gsde sde_sample_freq",
   "target_noise": "policy_noise target_policy_noise target_sigma",
   "target_noise_clip": "noise_clip target_clip",
   "action_gradient_clip": "dqda_clipping dqda_clip",
