@@ -300,7 +300,7 @@ class _Pair:
       config.num_critics,
       parts=len(atoms),
       is_linear=isinstance(space, action_vectors.Choices),
-      activation=networks.ACTIVATIONS[config.activation],
+      activation=config.activation,
       dtype=jnp.dtype(config.compute_dtype),
     )
     # The critics' hidden layers are in their head, which sees the action.

@@ -10,7 +10,7 @@ import jax
 
 from seedx import envs, networks, trees, types
 from seedx.agents import base
-from seedx.networks import heads, lstm, torsos
+from seedx.networks import critic, heads, lstm, torsos
 
 # Instead of these modules, the modules inside them are described.
 _CONTAINERS = (networks.Network, torsos.Torso)
@@ -112,7 +112,18 @@ def _in_words(module: nn.Module) -> str:
       return _q_values(module)
     case heads.CategoricalQHead():
       return f"{_q_values(module.head)} x {len(module.atoms)} atoms"
+    case critic.ActorHead():
+      return f"policy {module.num_parameters}"
+    case critic.Critic():
+      return _critics(module)
   return type(module).__name__
+
+
+def _critics(head: critic.Critic) -> str:
+  number = f"{head.num_critics} critic" + "s" * (head.num_critics > 1)
+  layers = [*map(str, head.sizes), head.activation] if head.sizes else []
+  atoms = f" x {head.parts} atoms" if head.parts else ""
+  return " ".join([number, *layers]) + atoms
 
 
 def _q_values(head: heads.QHead) -> str:

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from seedx.networks import torsos
 from seedx.on_cpu import product
 
 
@@ -40,7 +41,7 @@ class Critic(nn.Module):
     is_linear: whether Q is linear in the action: each critic has an output for
       each dimension of the action, which weights them. So Q of a distribution
       over discrete actions is the mean of theirs.
-    activation: function after each hidden layer.
+    activation: key of `ACTIVATIONS`, for the hidden layers.
     dtype: dtype of the hidden layers; outputs are float32.
   """
 
@@ -48,7 +49,7 @@ class Critic(nn.Module):
   num_critics: int = 1
   parts: int = 0
   is_linear: bool = False
-  activation: Any = nn.relu
+  activation: str = "relu"
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -76,7 +77,7 @@ class Critic(nn.Module):
       layer = nn.Dense(
         size, dtype=self.dtype, kernel_init=nn.initializers.orthogonal(2.0**0.5)
       )
-      hidden = self.activation(layer(hidden))
+      hidden = torsos.ACTIVATIONS[self.activation](layer(hidden))
     # Without a dtype, the layer computes in float32, the parameters' dtype.
     return nn.Dense(
       num_outputs,

@@ -15,9 +15,9 @@ from dm_env import specs
 from flax import linen as nn
 
 from experiments import a2c as a2c_experiment
-from seedx import app, metrics, types, wire
+from seedx import app, envs, metrics, types, wire
 from seedx.acting import evaluator
-from seedx.agents import a2c, dqn, ppo, rainbow
+from seedx.agents import a2c, ddpg, dqn, ppo, rainbow, sac
 from seedx.app import described, devices, roles
 from seedx.app.cli import programs as programs_of_experiments
 from seedx.app.runs import run_dirs
@@ -427,6 +427,10 @@ def test_a_resumed_run_keeps_its_presets(tmp_path, capfd):
       "dueling, Q 2 x 3 atoms: 90 parameters",
     ),
     (
+      sac.Config(hidden_sizes=(8, 4)),
+      "MLP 8 4 relu, policy 2, 2 critics 8 4 relu: 259 parameters",
+    ),
+    (
       a2c.Config(torso=app_test.Torso()),
       "Torso, policy 2 + value 1: 67 parameters",
     ),
@@ -435,6 +439,13 @@ def test_a_resumed_run_keeps_its_presets(tmp_path, capfd):
 def test_a_network_is_described_by_its_layers(agent, words):
   actual = described.network(agent, app_test.CARTPOLE)
   assert actual == f"network: {words}"
+
+
+def test_critics_are_described_by_their_number_layers_and_atoms():
+  agent = ddpg.Config(hidden_sizes=(8,), num_atoms=3)
+  actual = described.network(agent, envs.Config("Pendulum-v1"))
+  words = "MLP 8 relu, policy 1, 1 critic 8 relu x 3 atoms"
+  assert actual == f"network: {words}: 108 parameters"
 
 
 @pytest.mark.parametrize(

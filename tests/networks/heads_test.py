@@ -64,9 +64,7 @@ ACTION = np.random.default_rng(1).normal(size=(3, 4, 2)).astype(np.float32)
 def test_critics_are_separate_networks_of_features_and_action(
   activation, parts
 ):
-  critic = networks.Critic(
-    (8, 7), 2, parts=parts, activation=networks.ACTIVATIONS[activation]
-  )
+  critic = networks.Critic((8, 7), 2, parts=parts, activation=activation)
   params = helpers.random_params(critic, FEATURES, ACTION)
   output = jax.jit(critic.apply)(params, FEATURES, ACTION)
   function = {"relu": lambda x: np.maximum(x, 0), "tanh": np.tanh}[activation]
