@@ -36,7 +36,7 @@ class Config(windows_lib.Config):
     noise_correlation: correlation of the noise of an environment's consecutive
       steps; 0 for independent noise. Larger values explore further.
     random_start: uniformly random actions until the first update, that is for
-      `replay_min_steps` env steps.
+      `replay_min_steps` env steps, also in a run with `init_from`.
   """
 
   learning_rate: float = 3e-4
