@@ -33,12 +33,12 @@ class Box:
   """Continuous actions, whose bounds become -1 and 1.
 
   Attributes:
-    middle: `[A]` float32, middle of the bounds.
-    half: `[A]` float32, half of their range.
+    minimum: `[A]` float32, lower bounds.
+    maximum: `[A]` float32, upper bounds.
   """
 
-  middle: np.ndarray
-  half: np.ndarray
+  minimum: np.ndarray
+  maximum: np.ndarray
 
   @classmethod
   def of(cls, spec: types.EnvironmentSpec) -> Self:
@@ -59,23 +59,33 @@ class Box:
       np.broadcast_to(np.float32(x), action.shape)
       for x in (action.minimum, action.maximum)
     )
-    half = high / 2 - low / 2
-    if not np.all(np.isfinite(half)):
+    if not np.all(np.isfinite(high / 2 - low / 2)):
       raise types.ConfigError(
         f"expected actions with bounds for a critic, found {native}; use an"
         " actor-critic agent (PPO, A2C or V-trace), or let the environment take"
         " bounded actions, as a gymnasium.ActionWrapper can"
       )
-    return cls(low + half, half)
+    return cls(low, high)
 
   @property
   def size(self) -> int:
     """Number of dimensions."""
-    return len(self.middle)
+    return len(self.minimum)
+
+  @property
+  def half(self) -> np.ndarray:
+    """`[A]` float32, half of the bounds' range."""
+    return self.maximum / 2 - self.minimum / 2
+
+  @property
+  def middle(self) -> np.ndarray:
+    """`[A]` float32, middle of the bounds."""
+    return self.minimum + self.half
 
   def scaled(self, action: jax.Array) -> jax.Array:
-    """See `Space`."""
-    return self.middle + self.half * action
+    """See `Space`; rounding leads to no action beyond the bounds."""
+    scaled = self.middle + self.half * action
+    return jnp.clip(scaled, self.minimum, self.maximum)
 
   def normalized(self, action: jax.Array) -> jax.Array:
     """See `Space`."""

@@ -34,3 +34,12 @@ def test_a_range_that_float32_cannot_hold_is_refused():
   widest = specs.BoundedArray((1,), np.float32, *np.float32([-3e38, 3e38]))
   box = box_of(widest)
   np.testing.assert_array_equal(box.scaled(jnp.float32([1.0])), widest.maximum)
+
+
+def test_rounding_leads_to_no_action_beyond_the_bounds():
+  rng = np.random.default_rng(0)
+  low, high = np.sort(rng.normal(size=(2, 1000)).astype(np.float32), axis=0)
+  box = box_of(specs.BoundedArray((1000,), np.float32, low, high))
+  for end in (-1.0, 1.0):
+    action = box.scaled(jnp.full(1000, end, jnp.float32))
+    assert np.all(low <= action) and np.all(action <= high)
