@@ -153,12 +153,12 @@ class Acting(NamedTuple):
   Attributes:
     variables: parameters of all groups, and statistics of observations.
     hyperparameters: hyper-parameters of the `AgentState`.
-    is_random: `[]` bool, whether actions are still uniformly random.
+    updates: `[]` int32, number of updates so far.
   """
 
   variables: model_lib.Variables
   hyperparameters: Mapping[str, jax.Array]
-  is_random: jax.Array
+  updates: jax.Array
 
 
 class CoreState(NamedTuple):
@@ -234,7 +234,7 @@ def make(
     return Acting(
       model_lib.Variables(params, state.statistics),
       state.hyperparameters,
-      (state.updates == 0) & config.random_start,
+      state.updates,
     )
 
   def gradients(
@@ -280,6 +280,7 @@ class _Pair:
   space: action_vectors.Space
   windows: windows_lib.Windows
   noise_correlation: float
+  random_start: bool
   axis_name: str | None
   atoms: Sequence[float]
 
@@ -318,6 +319,7 @@ class _Pair:
       space=space,
       windows=config.windows,
       noise_correlation=config.noise_correlation,
+      random_start=config.random_start,
       axis_name=axis_name,
       atoms=tuple(atoms),
     )
@@ -359,9 +361,10 @@ class _Pair:
       action = self.policy.explore(
         outputs[0], noise, inputs.exploration, acting.hyperparameters
       )
-      # Uniform at each step, and correlated like the noise.
-      uniform = jax.scipy.special.erf(noise / 2.0**0.5)
-      action = jnp.where(acting.is_random, uniform, action)
+      if self.random_start:
+        # Uniform at each step, and correlated like the noise.
+        uniform = jax.scipy.special.erf(noise / 2.0**0.5)
+        action = jnp.where(acting.updates == 0, uniform, action)
     scaled = self.space.scaled(action).astype(self.actor.spec.action.dtype)
     core_state = CoreState(network, noise)
     if not self.windows.replayed:

@@ -325,6 +325,14 @@ def test_actions_are_uniform_until_the_first_update(name):
     assert correlation > 0.3 if follows else abs(correlation) < 0.06
 
 
+@pytest.mark.parametrize("name", ["ddpg", "sac"])
+def test_no_program_computes_the_acting_parameters(name):
+  """Publishing them after each update would copy all parameters otherwise."""
+  acting = agent_of(name).acting
+  program = jax.make_jaxpr(acting)(state_of(name)).jaxpr
+  assert not program.eqns
+
+
 def noise_of(name, action):
   """Returns the noise of actions of an actor whose outputs are 0."""
   return action / 0.01 if name == "ddpg" else np.arctanh(action) / np.exp(-1.5)

@@ -192,7 +192,7 @@ def test_atoms_learn_the_returns_of_a_bandit_and_the_actor_the_best_action():
   best, _ = greedy(acting, jax.random.key(1), inputs, start)
   assert np.all(best.action > 0.9)
   # Random actions, whose distributions are in the extras.
-  acting = acting._replace(is_random=jnp.bool_(True))
+  acting = acting._replace(updates=jnp.int32(0))
   output, _ = step(acting, jax.random.key(1), inputs, start)
   action = np.asarray(output.action)[:, 0]
   shares = np.asarray(jax.nn.softmax(output.extras.outputs))[:, 0]
