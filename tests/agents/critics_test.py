@@ -233,6 +233,7 @@ def test_each_group_learns_at_its_own_rate(name):
       check(group, state.params[key])
 
 
+@pytest.mark.slow
 def test_a_users_optimizer_is_one_for_each_group():
   fields = {"transformation": functools.partial(optax.sgd, 0.5, 0.9)}
   fields |= {"actor_period": 2}
@@ -425,6 +426,7 @@ def played(agent, state, unroll):
   return unroll, core_state
 
 
+@pytest.mark.slow
 def test_a_window_has_the_frames_before_its_transition():
   """A window's gradients are those of its transition with acting's frames."""
   stacked = {"stack_frames": 3, "hidden_sizes": (8,)}
@@ -451,6 +453,7 @@ def test_a_window_has_the_frames_before_its_transition():
     assert np.abs(gradient).max() > 0
 
 
+@pytest.mark.slow
 def test_normalized_observations_are_what_actor_and_critics_see():
   mean, variance = np.float32([1, -2, 3, 0]), np.float32([4, 1, 0.25, 9])
   fields = {"normalize_observations": True}
@@ -483,6 +486,7 @@ def test_normalized_observations_are_what_actor_and_critics_see():
   assert_differ(action, act("sac", state, inputs_of(8), "greedy"))
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close_to_float32():
   half = {"compute_dtype": "bfloat16"}
   state, sample = state_of("sac"), sample_of(agent_of("sac"))

@@ -68,6 +68,7 @@ def update_of(config, micro_batches=1):
   return update, jax.jit(agent.init)(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_metrics_of_an_actor_are_nan_in_updates_in_which_it_takes_no_step():
   """A line of metrics has those of the newest update, not a mean."""
   every, start = update_of(dataclasses.replace(TD3, actor_period=1))
@@ -84,6 +85,7 @@ def test_metrics_of_an_actor_are_nan_in_updates_in_which_it_takes_no_step():
     assert metrics[name] != 0
 
 
+@pytest.mark.slow
 def test_micro_batches_report_the_norm_of_each_groups_mean_gradient():
   whole, state = update_of(TD3)
   parts, _ = update_of(TD3, micro_batches=4)
@@ -95,6 +97,7 @@ def test_micro_batches_report_the_norm_of_each_groups_mean_gradient():
   assert metrics["gradient_norm_actor"] > 0
 
 
+@pytest.mark.slow
 def test_importance_weights_do_not_scale_the_reported_temperature():
   update, state = update_of(sac.Config(temperature=0.5, **SMALL))
   _, metrics = update(state)
@@ -102,6 +105,7 @@ def test_importance_weights_do_not_scale_the_reported_temperature():
   assert metrics["temperature"] == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_a_delayed_actor_learns_from_gradients_that_are_one_update_old():
   """A3C applies the gradients of its workers to a newer state."""
   agent = dataclasses.replace(TD3, replayed=False).make(SPEC)

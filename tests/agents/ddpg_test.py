@@ -77,6 +77,7 @@ def test_targets_have_the_smallest_of_the_critics_values():
   assert np.median(priorities(0, -100)) > 80
 
 
+@pytest.mark.slow
 def test_targets_are_averaged_in_each_period():
   fields = {"target_period": 3, "target_rate": 0.5}
   _, states = critics_test.check_updates("ddpg", reference.DDPG, **fields)
@@ -169,6 +170,7 @@ def test_each_environment_of_a_ladder_has_its_own_noise():
 # D4PG
 
 
+@pytest.mark.slow
 def test_atoms_learn_the_returns_of_a_bandit_and_the_actor_the_best_action():
   """The reward is the action, and -1 or 3 with probabilities 3/4 and 1/4."""
   spec = critics_test.ONE_ACTION

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from dm_env import specs
 
 from seedx import types
@@ -17,6 +18,7 @@ SPEC = types.EnvironmentSpec(
 )
 
 
+@pytest.mark.slow
 def test_td3s_actor_gradient_is_computed_without_the_second_critic():
   agent = ddpg.Config(hidden_sizes=(), num_critics=2).make(SPEC)
   unroll = conftest.random_unroll(agent, SPEC, 2, np.full(4, 0.0))

@@ -69,6 +69,7 @@ def temperature_of(entropy):
   return -np.gradient(values)[best] / np.gradient(entropies)[best]
 
 
+@pytest.mark.slow
 def test_the_temperature_keeps_the_entropy_at_its_target():
   """The temperature is that of which the best policy has this entropy."""
   target = 0.2
