@@ -22,7 +22,7 @@ EXPERIMENT = app.Experiment(
     agent=sac.Config(),
     learner=learner.Config(unroll_length=4),
     replay=sac.REPLAY,
-    updates_per_call=64,
+    updates_per_call=16,
   ),
   agents={"sac": sac.Config(), "ddpg": ddpg.Config(), "td3": ddpg.td3()},
 )
