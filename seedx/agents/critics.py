@@ -406,7 +406,7 @@ class _Pair:
     """Returns priorities for unrolls `[L, S, ...]`; see `base.Agent`."""
     extras = self.windows.after_burn_in(unroll.extras)
     steps = self._steps(unroll, acting.hyperparameters["discount"])
-    per_step = self.losses(
+    per_step = self.critic_losses(
       extras.outputs[:-1], extras.policy_outputs, extras.entropy_bonus, steps
     )
     per_step = self.windows.learned(per_step, steps)
@@ -471,7 +471,7 @@ class _Pair:
       outputs = _criticize(self.critic, variables, view, steps.action)
       q_taken = jnp.mean(self.q_values(outputs), axis=-1)
       q_taken, per_step = self.windows.learned(
-        (q_taken, self.losses(outputs, *target, steps)), steps
+        (q_taken, self.critic_losses(outputs, *target, steps)), steps
       )
       loss = losses.mean_share(
         per_step.loss * importance_weight, per_step.weight, self.axis_name
@@ -552,7 +552,7 @@ class _Pair:
       lambda: (_filled(nothing, 0.0), _filled(unknown, jnp.nan)),
     )
 
-  def losses(
+  def critic_losses(
     self,
     outputs: jax.Array,
     target_outputs: jax.Array,
