@@ -168,12 +168,11 @@ class SquashedGaussian:
     Both are differentiable functions of the parameters `[..., 2 A]`, and of
     standard normal noise `[..., A]`.
     """
-    distribution = self(parameters)
-    mean, scale = self.moments(parameters)
-    unbounded = mean + scale * noise
-    action, log_slope = distribution.bijector.forward_and_log_det(unbounded)
-    log_prob = distribution.distribution.log_prob(unbounded) - log_slope
-    return action, log_prob
+    squashed = self(parameters)
+    gaussian = squashed.distribution
+    unbounded = gaussian.loc + gaussian.scale_diag * noise
+    action, log_slope = squashed.bijector.forward_and_log_det(unbounded)
+    return action, gaussian.log_prob(unbounded) - log_slope
 
   def moments(self, parameters: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns mean and standard deviation before the tanh, `[..., A]` each."""

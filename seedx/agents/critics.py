@@ -11,14 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, Self
 
 import dm_env
-import dm_env.specs
 import jax
 import jax.numpy as jnp
 
-from seedx import losses, networks, types
+from seedx import losses, networks, replay, types
 from seedx.agents import action_vectors, base, optimizers
 from seedx.agents import model as model_lib
 from seedx.agents import windows as windows_lib
+
+# The replay for training in one process: one update for each env step.
+REPLAY = replay.Config(
+  replay_min_steps=1_000, replay_batch_size=256, replay_ratio=256.0
+)
 
 # Maps actions `[T, B, A]` of a batch to Q-values `[T, B, C]` of the critics.
 QFunction = Callable[[jax.Array], jax.Array]

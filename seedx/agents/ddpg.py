@@ -14,13 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import losses, replay, types
+from seedx import losses, types
 from seedx.agents import action_vectors, base, critics
+from seedx.agents import atoms as atoms_lib
 
-# The replay for training in one process: one update for each env step.
-REPLAY = replay.Config(
-  replay_min_steps=1_000, replay_batch_size=256, replay_ratio=256.0
-)
+# The replay for training in one process.
+REPLAY = critics.REPLAY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +60,7 @@ class Config(critics.Config):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for atoms that cannot hold returns."""
     super().__post_init__()
-    low, high = np.float32(self.value_min), np.float32(self.value_max)
-    if self.num_atoms and (self.num_atoms == 1 or low >= high):
-      raise types.ConfigError(
-        "expected at least 2 num_atoms, from a value_min up to a larger"
-        f" value_max, found {self.num_atoms} from {self.value_min} to"
-        f" {self.value_max}"
-      )
+    atoms_lib.spaced(self.num_atoms, self.value_min, self.value_max)
 
   def make(
     self,
@@ -77,7 +70,6 @@ class Config(critics.Config):
   ) -> base.Agent:
     """Makes the agent for an environment; see `base.Config`."""
     space = action_vectors.Box.of(spec)
-    atoms = np.linspace(self.value_min, self.value_max, self.num_atoms)
     agent = critics.make(
       spec,
       self,
@@ -85,7 +77,7 @@ class Config(critics.Config):
       space,
       axis_name,
       horizon,
-      atoms=tuple(map(float, atoms)),
+      atoms=atoms_lib.spaced(self.num_atoms, self.value_min, self.value_max),
       first_guides=True,
     )
     if not self.noise_ladder:

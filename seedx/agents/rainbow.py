@@ -10,9 +10,9 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from seedx import losses, networks, replay, types
+from seedx.agents import atoms as atoms_lib
 from seedx.agents import base, dqn, value_based
 from seedx.agents import model as model_lib
 
@@ -53,14 +53,7 @@ class Config(dqn.Config):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value that Rainbow does not support."""
     super().__post_init__()
-    low, high = np.float32(self.value_min), np.float32(self.value_max)
-    is_wrong = self.num_atoms == 1 or low >= high
-    if self.num_atoms and is_wrong:
-      raise types.ConfigError(
-        "expected at least 2 num_atoms, from a value_min up to a larger"
-        f" value_max, found {self.num_atoms} from {self.value_min} to"
-        f" {self.value_max}"
-      )
+    atoms_lib.spaced(self.num_atoms, self.value_min, self.value_max)
     if self.num_atoms and (self.rescale or self.huber_delta):
       raise types.ConfigError(
         "expected rescale False and huber_delta 0 with a distribution of"
@@ -108,9 +101,9 @@ class Config(dqn.Config):
     )
     if not self.num_atoms:
       return make(loss=dqn.loss_of(self), head=head)
-    atoms = np.linspace(self.value_min, self.value_max, self.num_atoms)
+    atoms = atoms_lib.spaced(self.num_atoms, self.value_min, self.value_max)
     loss = functools.partial(_loss, self, jnp.float32(atoms))
-    categorical = networks.CategoricalQHead(head, tuple(atoms.tolist()))
+    categorical = networks.CategoricalQHead(head, atoms)
     return make(loss=loss, head=categorical)
 
 

@@ -15,13 +15,11 @@ import dm_env.specs
 import jax
 import jax.numpy as jnp
 
-from seedx import distributions, losses, replay, types
+from seedx import distributions, losses, types
 from seedx.agents import action_vectors, base, critics
 
-# The replay for training in one process: one update for each env step.
-REPLAY = replay.Config(
-  replay_min_steps=1_000, replay_batch_size=256, replay_ratio=256.0
-)
+# The replay for training in one process.
+REPLAY = critics.REPLAY
 
 
 @dataclasses.dataclass(frozen=True)
