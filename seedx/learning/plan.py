@@ -174,7 +174,8 @@ def _check_kind(agent: base.Agent, config: replay_lib.Config | None) -> None:
   if window is not None and config is None:
     raise types.ConfigError(
       f"expected a replay, from which this agent samples windows of {window}"
-      " time steps, found none"
+      " time steps, found none; set `replay`, or use a pipeline that has it:"
+      " sync, seed, apex or anakin"
     )
   if window is None and config is not None:
     raise types.ConfigError(
