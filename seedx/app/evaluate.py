@@ -26,6 +26,7 @@ class Options(playing.Config):
   Attributes:
     run_dir: directory of the run.
     checkpoint: latest, best, or the env steps of a checkpoint.
+    seed_index: training to evaluate in a run with num_seeds, 0 for the first.
     trust: whether to run the code that the directory names, such as an
       environment, or that of an opponent.
     env: another environment with the same observations and actions; that of
@@ -41,6 +42,7 @@ class Options(playing.Config):
 
   run_dir: str = ""
   checkpoint: str = "latest"
+  seed_index: int = types.setting(0, low=0)
   trust: bool = False
   env: str = ""
   env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -77,6 +79,7 @@ def _evaluate(options: Options) -> int:
     options.checkpoint,
     trust=options.trust,
     opponent=opponent,
+    seed_index=options.seed_index,
   )
   is_other = bool(options.env or options.env_options)
   if is_other or options.log_info:
@@ -108,6 +111,7 @@ def _evaluate(options: Options) -> int:
     "env_steps": policy.env_steps,
     "greedy": options.greedy,
     "seed": options.seed,
+    "seed_index": options.seed_index,
     **summary,
     "cut": played.cut,
     **info,
@@ -119,7 +123,9 @@ def _evaluate(options: Options) -> int:
   )
   if played.cut:
     print(f"{played.cut} episodes were cut at --max-episode-steps", flush=True)
-  name = _file_name(policy.env_steps, world if is_other else "")
+  name = _file_name(
+    policy.env_steps, options.seed_index, world if is_other else ""
+  )
   _write(policy.directory, name, result)
   return 0
 
@@ -147,10 +153,12 @@ def _seed(of_run: int, options: Options) -> int:
   return seeds_lib.evaluation_seed(of_run, number)
 
 
-def _file_name(env_steps: int, world: str) -> str:
+def _file_name(env_steps: int, seed_index: int, world: str) -> str:
   """Returns the name of the statistics' file, with another world's name."""
   words = re.sub(r"[^\w.=,+-]+", "_", world, flags=re.ASCII)[:100]
-  return f"evaluation-{env_steps}{'-' * bool(words)}{words}.json"
+  training = f"seed_index={seed_index}" if seed_index else ""
+  parts = "evaluation", str(env_steps), training, words
+  return "-".join(filter(None, parts)) + ".json"
 
 
 def _other(env: envs.Config, options: Options) -> envs.Config:

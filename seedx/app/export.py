@@ -35,6 +35,7 @@ class Options:
   Attributes:
     run_dir: directory of the run.
     checkpoint: latest, best, or the env steps of a checkpoint.
+    seed_index: training to export in a run with num_seeds, 0 for the first.
     trust: whether to run the code that the directory names, such as an
       environment.
     output: path of the two files, without .stablehlo and .json.
@@ -44,6 +45,7 @@ class Options:
 
   run_dir: str = ""
   checkpoint: str = "latest"
+  seed_index: int = types.setting(0, low=0)
   trust: bool = False
   output: str = "policy"
   without_search: bool = False
@@ -61,7 +63,10 @@ def _export(options: Options) -> int:
   from seedx.app.runs import policies  # Imports JAX; the check comes first.
 
   policy = policies.load(
-    options.run_dir, options.checkpoint, trust=options.trust
+    options.run_dir,
+    options.checkpoint,
+    trust=options.trust,
+    seed_index=options.seed_index,
   )
   if options.without_search:
     policy = policy.without_search()

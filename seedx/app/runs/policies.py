@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -13,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import checkpoint, envs, files, types
+from seedx import checkpoint, envs, files, replay, types
 from seedx.agents import acting_step, base
 from seedx.app import devices
 from seedx.app.cli import configs, experiments, programs
 from seedx.app.runs import checkpointer, opponents, run_dirs, spaces
 from seedx.envs import actions as actions_lib
-from seedx.runtime import process
+from seedx.pipelines import anakin
+from seedx.runtime import memory, process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Policy:
   Attributes:
     directory: directory of the run's checkpoints.
     name: name of the run's experiment or script, such as `ppo`.
-    seed: seed of the run.
+    seed: seed of the training.
     env_steps: env steps of the run at the checkpoint.
     env: config of the environment at the checkpoint, see `envs.at`; a process
       that plays in it loads the runs that are its opponents.
@@ -204,6 +206,7 @@ def load(
   trust: bool = False,
   options: Mapping[str, Any] | None = None,
   opponent: str = "",
+  seed_index: int = 0,
 ) -> Policy:
   """Loads the policy of a run, which may still be training.
 
@@ -220,11 +223,12 @@ def load(
       replace those of the training.
     opponent: opponent in place of that of the run's game, which then is not
       loaded; empty for the same one.
+    seed_index: index of the training in a run with several seeds.
 
   Raises:
-    types.ConfigError: there is no such run or checkpoint, this version of
-      seedx cannot read it, or it names code that is not trusted; or a value is
-      out of its range.
+    types.ConfigError: there is no such run, checkpoint or training, this
+      version of seedx cannot read it, or it names code that is not trusted; or
+      a value is out of its range.
   """
   trust = trust or config is not None
   saved = run_dirs.trusted(run_dir, trust, opponent)
@@ -241,15 +245,20 @@ def load(
   like = jax.eval_shape(
     lambda key: agent.acting(agent.init(key)), jax.random.key(0)
   )
+  _check_seed_index(config, seed_index)
   env_steps, acting = checkpointer.first_whole(
     checkpoints,
     lambda: checkpointer.chosen(checkpoints, which),
-    lambda step: checkpoints.restore(step, checkpointer.ACTING, like),
+    lambda step: (
+      _of_training(checkpoints, step, config, spec, seed_index)
+      if seed_index
+      else checkpoints.restore(step, checkpointer.ACTING, like)
+    ),
   )
   return Policy(
     directory=directory,
     name=saved.name,
-    seed=config.seed,
+    seed=config.seed + seed_index,
     env_steps=env_steps,
     env=envs.at(env, env_steps),
     spec=spec,
@@ -257,6 +266,50 @@ def load(
     acting=jax.device_put(acting),
     has_memory=getattr(config.agent, "memory", None) is not None,
   )
+
+
+def _check_seed_index(config: process.Config, index: int) -> None:
+  """Raises types.ConfigError if a run has no training with this index."""
+  num_seeds = config.num_seeds if isinstance(config, anakin.Config) else 1
+  if not 0 <= index < num_seeds:
+    raise types.ConfigError(
+      f"expected a seed_index of 0 to {num_seeds - 1}, since this run has"
+      f" {num_seeds} {'seed' if num_seeds == 1 else 'seeds'}, found {index}"
+    )
+
+
+def _of_training(
+  checkpoints: checkpoint.Checkpoints,
+  env_steps: int,
+  config: process.Config,
+  spec: types.EnvironmentSpec,
+  index: int,
+) -> types.Tree:
+  """Returns the acting parameters of one of several trainings.
+
+  A checkpoint has only those of the first training by themselves.
+
+  Raises:
+    checkpoint.Damaged: the checkpoint is damaged, or too large for memory.
+    types.ConfigError: its arrays are not those of the agent.
+  """
+  assert isinstance(config, anakin.Config)
+  agent = config.plan.agent(config.agent, spec)  # With the run's schedules.
+  keys = jax.random.split(jax.random.key(0), config.num_seeds)
+  # A new lambda, since JAX does not trace the same function again.
+  shapes = jax.eval_shape(lambda keys: jax.vmap(agent.init)(keys), keys)
+  free = memory.free_bytes(jax.devices("cpu")[0])
+  max_bytes = math.inf if free is None else free
+  arrays = checkpoints.restore(env_steps, checkpointer.RUN, max_bytes=max_bytes)
+  prefix = "agent/state/"
+  states = {
+    name.removeprefix(prefix): array
+    for name, array in arrays.items()
+    if name.startswith(prefix)
+  }
+  where = f"checkpoint {env_steps} in {str(checkpoints.directory)!r}"
+  state = checkpoint.like(states, shapes, where)
+  return agent.acting(jax.tree.map(lambda x: x[index], state))
 
 
 def _config(saved: run_dirs.Config) -> process.Config:
@@ -277,6 +330,8 @@ def _config(saved: run_dirs.Config) -> process.Config:
         f"expected configs that this version of seedx has, found {saved.agent}"
         f" in {saved.pipeline} ({error})"
       ) from error
+    if "replay_capacity" in saved.options and hasattr(config, "replay"):
+      config = dataclasses.replace(config, replay=replay.Config())
     settings = configs.settings(config)
     options = {k: v for k, v in saved.options.items() if k in settings}
     return run_dirs.replaced(config, options)

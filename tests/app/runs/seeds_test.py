@@ -1,0 +1,122 @@
+"""Policies of a run that trains with several seeds at once."""
+
+import dataclasses
+import json
+import pathlib
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from seedx import checkpoint, envs, types
+from seedx import replay as replay_lib
+from seedx.agents import dqn, ppo, sac
+from seedx.app import evaluate
+from seedx.app.runs import checkpointer, policies, run_dirs
+from seedx.learning import learner
+from seedx.pipelines import anakin
+from seedx.runtime import process
+from tests import programs
+
+compiled_once = programs.compiled_once
+
+SEED, NUM_SEEDS, STEPS = 5, 3, 1_000
+REPLAY = replay_lib.Config(replay_capacity=64, replay_min_steps=8)
+
+
+def config_of(agent):
+  """Returns a small config whose run has several seeds."""
+  small = {"hidden_sizes": (8,)}
+  env, agent, replay = {
+    "ppo": (
+      "CartPole-v1",
+      ppo.Config(**small, minibatches=2, normalize_observations=True),
+      None,
+    ),
+    "dqn": ("CartPole-v1", dqn.Config(**small), REPLAY),
+    "sac": ("Pendulum-v1", sac.Config(**small), REPLAY),
+  }[agent]
+  return anakin.Config(
+    env=envs.Config(f"seedx:{env}"),
+    total_steps=2_000,
+    num_envs=2,
+    seed=SEED,
+    num_seeds=NUM_SEEDS,
+    agent=agent,
+    replay=replay,
+    learner=learner.Config(unroll_length=4),
+  )
+
+
+def begun(config):
+  """Returns a process that has made no update, and its saved state."""
+  made = config.learn(process.Context())
+  return made, jax.device_get(made.saved())
+
+
+def write(path, config, made, saved):
+  """Writes a run with one checkpoint; returns its directory."""
+  path.mkdir()
+  run_dirs.write(path, run_dirs.record(config, config, None))
+  items = {checkpointer.RUN: saved, checkpointer.ACTING: made.policy(saved)}
+  checkpoint.Checkpoints(checkpointer.directory(path)).save(STEPS, items, 1.0)
+  return str(path)
+
+
+@pytest.mark.parametrize("agent", ["ppo", "dqn", "sac"])
+def test_each_training_has_its_own_policy(agent, tmp_path):
+  config = config_of(agent)
+  made, saved = begun(config)
+  run = write(tmp_path / "run", config, made, saved)
+  for index in range(NUM_SEEDS):
+    policy = policies.load(run, seed_index=index)
+    alone = dataclasses.replace(config, num_seeds=1, seed=SEED + index)
+    made_alone, saved_alone = begun(alone)
+    chex.assert_trees_all_close(
+      policy.acting, made_alone.policy(saved_alone), rtol=1e-4, atol=1e-6
+    )
+    assert policy.seed == SEED + index
+
+
+def test_the_program_evaluates_each_training(tmp_path, capsys):
+  config = config_of("ppo")
+  made, saved = begun(config)
+  run = write(tmp_path / "run", config, made, saved)
+  returns = []
+  for index, name in enumerate(["", "-seed_index=1", "-seed_index=2"]):
+    words = [run, "--episodes", "4", "--seed-index", str(index)]
+    assert evaluate.main(words) == 0
+    path = pathlib.Path(capsys.readouterr().out.split()[-1])
+    assert path.name == f"evaluation-{STEPS}{name}.json"
+    result = json.loads(path.read_text())
+    assert result["seed_index"] == index
+    returns.append(result["returns"])
+  assert len(set(map(str, returns))) == NUM_SEEDS
+
+
+def test_a_training_that_a_run_lacks_is_refused(tmp_path):
+  config = config_of("ppo")
+  made, saved = begun(config)
+  run = write(tmp_path / "run", config, made, saved)
+  for index in (-1, NUM_SEEDS):
+    reason = f"0 to 2, since this run has 3 seeds, found {index}"
+    with pytest.raises(types.ConfigError, match=reason):
+      policies.load(run, seed_index=index)
+  alone = dataclasses.replace(config, num_seeds=1)
+  made, saved = begun(alone)
+  run = write(tmp_path / "alone", alone, made, saved)
+  with pytest.raises(types.ConfigError, match="0 to 0, since this run has 1 "):
+    policies.load(run, seed_index=1)
+
+
+def test_a_state_of_other_shapes_is_refused(tmp_path):
+  config = config_of("ppo")
+  made, saved = begun(config)
+  state = saved["agent"]["state"]
+  fewer = jax.tree.map(lambda x: np.asarray(x)[:2], state)
+  broken = {**saved, "agent": {**saved["agent"], "state": fewer}}
+  run = write(tmp_path / "run", config, made, broken)
+  policies.load(run)
+  with pytest.raises(types.ConfigError, match=r"expected .* of shape"):
+    policies.load(run, seed_index=1)
