@@ -330,6 +330,7 @@ def _config(saved: run_dirs.Config) -> process.Config:
         f"expected configs that this version of seedx has, found {saved.agent}"
         f" in {saved.pipeline} ({error})"
       ) from error
+    # Without a replay, a config would lack the replay's settings.
     if "replay_capacity" in saved.options and hasattr(config, "replay"):
       config = dataclasses.replace(config, replay=replay.Config())
     settings = configs.settings(config)
