@@ -91,10 +91,7 @@ def _evaluate(options: Options) -> int:
   world = _in_words(policy.env) if is_other else policy.env.env
   if options.video:
     videos.check(options.video, policy.env)
-  playing_options = {
-    x.name: getattr(options, x.name) for x in dataclasses.fields(playing.Config)
-  }
-  config = evaluator.Config(policy.env, options.episodes, **playing_options)
+  config = evaluator.Config(policy.env, options.episodes, **_playing(options))
   seed = _seed(policy.seed, options)
   player = evaluator.Evaluator(policy.agent, config)
   if options.video:
@@ -128,6 +125,12 @@ def _evaluate(options: Options) -> int:
   )
   _write(policy.directory, name, result)
   return 0
+
+
+def _playing(options: Options) -> dict[str, Any]:
+  """Returns the values of the settings of `playing.Config`."""
+  fields = dataclasses.fields(playing.Config)
+  return {x.name: getattr(options, x.name) for x in fields}
 
 
 def _write(
