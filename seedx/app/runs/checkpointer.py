@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import jax
+import numpy as np
 
 from seedx import checkpoint, envs, files, metrics, trees, types, wire
 from seedx.app.runs import evaluations
@@ -137,6 +138,25 @@ def first_whole(
     return left[0], result
 
 
+def arrays(
+  checkpoints: checkpoint.Checkpoints, env_steps: int, item: str
+) -> Mapping[str, np.ndarray]:
+  """Reads an item of any structure, and returns its arrays by path.
+
+  Anyone may have written the item, so it may be larger than memory.
+
+  Raises:
+    checkpoint.Damaged: the item is damaged, or larger than the free memory.
+    types.ConfigError: an older version of seedx wrote it.
+  """
+  free = memory.free_bytes(jax.devices("cpu")[0])
+  max_bytes = math.inf if free is None else free
+  read: Mapping[str, np.ndarray] = checkpoints.restore(
+    env_steps, item, max_bytes=max_bytes
+  )
+  return read
+
+
 class Checkpointer:
   """Writer of a run's checkpoints, which also starts its evaluations.
 
@@ -200,13 +220,8 @@ class Checkpointer:
         if x <= env_steps and checkpoints.has(x, REPLAY)
       ]
       try:
-        # Anyone may have written the replay, so it may be larger than memory.
-        free = memory.free_bytes(jax.devices("cpu")[0])
-        max_bytes = math.inf if free is None else free
         newest = steps[-1] if steps else env_steps
-        self._run.replay.restore(
-          checkpoints.restore(newest, REPLAY, max_bytes=max_bytes)
-        )
+        self._run.replay.restore(arrays(checkpoints, newest, REPLAY))
       except checkpoint.Damaged as error:
         print(f"the replay starts empty: {error}", file=sys.stderr)
     if self._evaluation is not None:

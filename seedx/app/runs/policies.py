@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from seedx.app.cli import configs, experiments, programs
 from seedx.app.runs import checkpointer, opponents, run_dirs, spaces
 from seedx.envs import actions as actions_lib
 from seedx.pipelines import anakin
-from seedx.runtime import memory, process
+from seedx.runtime import process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,9 +297,7 @@ def _of_training(
   keys = jax.random.split(jax.random.key(0), config.num_seeds)
   # A new lambda, since JAX does not trace the same function again.
   shapes = jax.eval_shape(lambda keys: jax.vmap(agent.init)(keys), keys)
-  free = memory.free_bytes(jax.devices("cpu")[0])
-  max_bytes = math.inf if free is None else free
-  arrays = checkpoints.restore(env_steps, checkpointer.RUN, max_bytes=max_bytes)
+  arrays = checkpointer.arrays(checkpoints, env_steps, checkpointer.RUN)
   prefix = "agent/state/"
   states = {
     name.removeprefix(prefix): array
@@ -331,7 +328,8 @@ def _config(saved: run_dirs.Config) -> process.Config:
         f" in {saved.pipeline} ({error})"
       ) from error
     # Without a replay, a config would lack the replay's settings.
-    if "replay_capacity" in saved.options and hasattr(config, "replay"):
+    has_replay = "replay_capacity" in saved.options
+    if has_replay and getattr(config, "replay", ...) is None:
       config = dataclasses.replace(config, replay=replay.Config())
     settings = configs.settings(config)
     options = {k: v for k, v in saved.options.items() if k in settings}

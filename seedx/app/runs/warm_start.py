@@ -21,7 +21,7 @@ from seedx import checkpoint, envs, trees, types
 from seedx.agents import base, rewards
 from seedx.app.cli import command_line, configs
 from seedx.app.runs import checkpointer, run_dirs
-from seedx.runtime import memory, process
+from seedx.runtime import process
 
 # Where the items of a checkpoint have an `AgentState`, by pipeline, or acting
 # parameters, by agent.
@@ -173,16 +173,13 @@ def _read(
   Raises:
     types.ConfigError: the checkpoint is damaged or has no such arrays.
   """
-  # Anyone may have written the checkpoint, so it may be larger than memory.
-  free = memory.free_bytes(jax.devices("cpu")[0])
   has_seeds = saved.options.get("num_seeds", 1) != 1
   items: dict[str, Arrays] = {}
   for item, prefix in _PLACES:
     if item == checkpointer.RUN and has_seeds:
       continue
     if item not in items:
-      max_bytes = math.inf if free is None else free
-      items[item] = checkpoints.restore(env_steps, item, max_bytes=max_bytes)
+      items[item] = checkpointer.arrays(checkpoints, env_steps, item)
     arrays = {
       name.removeprefix(prefix): array
       for name, array in items[item].items()

@@ -12,10 +12,10 @@ import pytest
 from seedx import checkpoint, envs, types
 from seedx import replay as replay_lib
 from seedx.agents import dqn, ppo, sac
-from seedx.app import evaluate
+from seedx.app import evaluate, export
 from seedx.app.runs import checkpointer, policies, run_dirs
 from seedx.learning import learner
-from seedx.pipelines import anakin
+from seedx.pipelines import anakin, apex
 from seedx.runtime import process
 from tests import programs
 
@@ -93,6 +93,30 @@ def test_the_program_evaluates_each_training(tmp_path, capsys):
     assert result["seed_index"] == index
     returns.append(result["returns"])
   assert len(set(map(str, returns))) == NUM_SEEDS
+
+
+def test_the_program_exports_each_training(tmp_path, monkeypatch):
+  config = config_of("ppo")
+  made, saved = begun(config)
+  run = write(tmp_path / "run", config, made, saved)
+  exported, of_policy = [], export.export
+  monkeypatch.setattr(
+    export, "export", lambda x: exported.append(x) or of_policy(x)
+  )
+  output = ["--output", str(tmp_path / "policy")]
+  assert export.main([run, "--seed-index", "2", *output]) == 0
+  (policy,) = exported
+  expected = policies.load(run, seed_index=2)
+  chex.assert_trees_all_equal(policy.acting, expected.acting)
+  assert policy.seed == SEED + 2
+
+
+def test_the_replay_of_a_pipeline_keeps_its_kind(tmp_path):
+  config = apex.Config(agent=dqn.Config(hidden_sizes=(8,)))
+  assert isinstance(config.replay, replay_lib.PrioritizedConfig)
+  run_dirs.write(tmp_path, run_dirs.record(config, config, None))
+  read = policies._config(run_dirs.config(tmp_path))
+  assert read.replay == config.replay
 
 
 def test_a_training_that_a_run_lacks_is_refused(tmp_path):
