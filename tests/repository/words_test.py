@@ -181,24 +181,23 @@ def in_page(text: str) -> list[tuple[int, str]]:
   return findings
 
 
-def everything() -> Iterator[tuple[str, int, str]]:
-  """Yields the findings of all files: path, line number and phrase."""
-  for folder in _CODE:
-    for path in sorted((_ROOT / folder).rglob("*.py")):
-      if path == pathlib.Path(__file__):
-        continue
-      name = str(path.relative_to(_ROOT))
-      for line, text in in_code(path.read_text()):
-        yield name, line, text
+@pytest.mark.parametrize("folder", _CODE)
+def test_code_is_plain(folder):
+  findings = []
+  for path in sorted((_ROOT / folder).rglob("*.py")):
+    if path == pathlib.Path(__file__):
+      continue
+    name = path.relative_to(_ROOT)
+    findings += [f"{name}:{n}: {x}" for n, x in in_code(path.read_text())]
+  assert not findings, "\n".join(findings)
+
+
+def test_pages_are_plain():
+  findings = []
   for pattern in _PAGES:
     for path in sorted(_ROOT.glob(pattern)):
-      name = str(path.relative_to(_ROOT))
-      for line, text in in_page(path.read_text()):
-        yield name, line, text
-
-
-def test_what_people_read_is_plain():
-  findings = [f"{name}:{line}: {text}" for name, line, text in everything()]
+      name = path.relative_to(_ROOT)
+      findings += [f"{name}:{n}: {x}" for n, x in in_page(path.read_text())]
   assert not findings, "\n".join(findings)
 
 
