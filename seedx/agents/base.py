@@ -25,7 +25,8 @@ class AgentState:
       uses the config's gamma.
     updates: `[]` int32, number of updates so far.
     resets: `[]` float32, number of resets in all batches so far, divided by the
-      number of steps in a batch; see `clock`.
+      number of steps in a batch, less the number of updates that a resume left
+      out (see `leave_out`); see `clock`.
     target_params: parameters of the target network, or ().
     statistics: running statistics of observations (see `normalizer`) and of
       discounted returns (see `rewards`), or ().
@@ -47,6 +48,10 @@ class AgentState:
     half of all steps are resets.
     """
     return self.updates - self.resets
+
+  def leave_out(self, updates: float) -> "AgentState":
+    """Moves the clock past updates that a run cannot make any more."""
+    return dataclasses.replace(self, resets=self.resets - np.float32(updates))
 
   def count_resets(self, fraction: jax.Array | float) -> "AgentState":
     """Adds a batch's share of resets, 1 - `fraction`; `fraction` is `[]`."""
@@ -257,22 +262,34 @@ class Horizon:
     env_steps: number of env steps in the run.
     updates: number of updates in the run if no step is a reset, as
       `AgentState.clock` counts them.
+    unlearned_steps: number of env steps before the first update, which only
+      fill a replay, and after the last one.
   """
 
   env_steps: int
   updates: int
+  unlearned_steps: int = 0
 
   @classmethod
-  def of(cls, env_steps: int, steps_per_update: float) -> "Horizon":
+  def of(
+    cls, env_steps: int, steps_per_update: float, unlearned_steps: int = 0
+  ) -> "Horizon":
     """Returns the horizon for one update per `steps_per_update` env steps."""
-    return cls(env_steps, max(1, round(env_steps / steps_per_update)))
+    horizon = cls(env_steps, 1, unlearned_steps)
+    updates = max(1, int(horizon.learned_steps / steps_per_update))
+    return dataclasses.replace(horizon, updates=updates)
+
+  @property
+  def learned_steps(self) -> int:
+    """Number of env steps from the first update to the last, at least 1."""
+    return max(1, self.env_steps - self.unlearned_steps)
 
   def with_windows(self, learned_steps: int) -> "Horizon":
     """Returns the horizon if `learned_steps` of each window are learned from.
 
     At a given replay ratio, updates that learn from more steps are fewer.
     """
-    updates = max(1, round(self.updates / learned_steps))
+    updates = max(1, self.updates // learned_steps)
     return dataclasses.replace(self, updates=updates)
 
 

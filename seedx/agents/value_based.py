@@ -26,8 +26,9 @@ class Config(windows_lib.Config):
     dueling: dueling network, with separate streams for value and advantage,
       each with a hidden layer of the last size in `hidden_sizes`, if any.
     epsilon_end: final epsilon, the probability of a random action.
-    epsilon_steps: env steps over which epsilon decays linearly from 1; 0 for no
-      decay.
+    epsilon_steps: env steps over which epsilon decays linearly from 1, from the
+      first update on; 0 for no decay. In a run of at least as many env steps,
+      epsilon reaches its final value.
     epsilon_ladder: separate final epsilon for each environment instead of
       `epsilon_end`, from 0.4 down to 0.4 ** 8 (0.01 for a single environment).
   """
@@ -240,8 +241,10 @@ def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
   """Returns `AgentState.clock` when epsilon's decay ends; 0 for no decay."""
   if horizon is None:
     return 0.0
-  fraction = config.epsilon_steps / horizon.env_steps
-  return float(round(fraction * horizon.updates))
+  steps, learned = config.epsilon_steps, horizon.learned_steps
+  # The first update comes late in a run with a replay.
+  steps = min(steps, max(learned, steps - horizon.unlearned_steps))
+  return float(round(steps / learned * horizon.updates))
 
 
 def _epsilon(

@@ -418,6 +418,11 @@ class Learner:
     self._source.resume(self.version, float(saved["state"].resets))
     self.publish()
 
+  def leave_out(self, updates: float) -> None:
+    """Moves the restored schedules; see `base.AgentState.leave_out`."""
+    saved = self.saved()
+    self.restore(saved | {"state": saved["state"].leave_out(updates)})
+
   def begin(self, params: types.Tree, statistics: types.Tree) -> None:
     """Replaces the initial state before learning starts; see `base.begin`."""
     begin = jax.jit(functools.partial(base.begin, self.agent))

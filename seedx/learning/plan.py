@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -29,6 +29,8 @@ class Plan:
     num_envs: number of environments of all processes, which step independently,
       and whose unrolls go to the learner cores in turn; 0 if environments step
       together, and each core has the unrolls of its own.
+    workers: number of workers that each learn alone, from their own unrolls or
+      their own replay.
   """
 
   total_steps: int
@@ -38,10 +40,43 @@ class Plan:
   processes: int = 1
   unroll_length: int = 1
   num_envs: int = 0
+  workers: int = 1
+
+  @property
+  def filling_steps(self) -> int:
+    """Number of env steps that only fill the replays before learning begins.
+
+    The batch of unrolls with which the replay is filled is learned from.
+    """
+    if self.replay is None:
+      return 0
+    batches = (self.replay.replay_min_steps - 1) // self.batch_steps
+    return self.workers * batches * self.batch_steps
+
+  def refill(
+    self,
+    needs: base.Needs,
+    leave_out: Callable[[float], None],
+    env_steps: int,
+  ) -> None:
+    """Moves schedules past the updates that are not made while replays refill.
+
+    Args:
+      needs: needs of the agent.
+      leave_out: takes the number of these updates.
+      env_steps: number of env steps of the run, which resumes with empty
+        replays.
+    """
+    if self.replay is not None:
+      steps = min(env_steps, self.filling_steps)
+      leave_out(steps / self.replay.steps_per_update(needs.learned_steps))
 
   @property
   def horizon(self) -> base.Horizon:
     """Length of the run in env steps and updates.
+
+    Schedules end with the last update, after which the environments begin
+    unrolls that nothing learns from.
 
     An agent that learns from several steps of a window makes fewer updates, see
     `base.Horizon.with_windows`.
@@ -49,7 +84,9 @@ class Plan:
     steps_per_update: float = self.batch_steps
     if self.replay is not None:
       steps_per_update = self.replay.steps_per_update(learned_steps=1)
-    return base.Horizon.of(self.total_steps, steps_per_update)
+    last = self.num_envs * self.unroll_length, self.workers * self.batch_steps
+    unlearned_steps = self.filling_steps + max(last)
+    return base.Horizon.of(self.total_steps, steps_per_update, unlearned_steps)
 
   def agent(
     self,

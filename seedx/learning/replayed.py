@@ -228,7 +228,16 @@ class Replayed(experience.Experience):
     """Takes saved arrays by path, to restore them with the first shares.
 
     If the arrays do not fit, the replays start empty, which a warning reports.
+
+    Raises:
+      types.ConfigError: the arrays are of another number of learner devices.
     """
+    num_cores = sum(name.startswith("keys/") for name in saved)
+    if saved and num_cores != len(self._cores):
+      raise types.ConfigError(
+        f"the checkpoint has a replay of {num_cores} learner devices, and this"
+        f" run has {len(self._cores)}"
+      )
     self._restored = saved
 
   @property
@@ -274,14 +283,6 @@ class Replayed(experience.Experience):
     If saved arrays do not fit, nothing is restored: all replays are empty.
     """
     keys = [jax.random.key_data(key) for key in self._keys]
-    num_cores = sum(name.startswith("keys/") for name in saved)
-    if num_cores != len(keys):
-      print(
-        "the replay starts empty: the checkpoint has a replay of"
-        f" {num_cores} learner devices, and this run has {len(keys)}",
-        file=sys.stderr,
-      )
-      return empty
     has_ahead = any(name.startswith("ahead/") for name in saved)
     shapes = {
       "states": empty,

@@ -61,7 +61,11 @@ class Config(process.Config):
   @property
   def plan(self) -> plan_lib.Plan:
     """The run's amounts of experience."""
-    return plan_lib.Plan(self.total_steps, self.workers.batch_steps)
+    return plan_lib.Plan(
+      self.total_steps,
+      self.workers.batch_steps,
+      workers=self.workers.num_workers,
+    )
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the only process: the workers and their shared parameters."""

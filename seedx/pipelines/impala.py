@@ -16,6 +16,7 @@ Weighted Actor-Learner Architectures", https://arxiv.org/abs/1802.01561, figure
 """
 
 import dataclasses
+import functools
 
 from seedx import envs, types
 from seedx.acting import local_actor, protocol, unroll_actor, unroll_server
@@ -100,6 +101,9 @@ class Config(process.ServerConfig):
       parts={"agent": learning, "acted": acted, "seeds": seeds},
       begin=learning.begin,
       replay=learning.replay,
+      refill=functools.partial(
+        self.plan.refill, learning.agent.needs, learning.leave_out
+      ),
       policy=learning.policy,
       measures=[acted, learning, service, server],
       threads={"learner": lambda: learning.run(service.example)},

@@ -11,6 +11,7 @@ Central Inference", https://arxiv.org/abs/1910.06591, figures 1 and 3.
 """
 
 import dataclasses
+import functools
 
 from seedx import envs
 from seedx import replay as replay_lib
@@ -91,6 +92,9 @@ class Config(process.ServerConfig):
       parts={"agent": learning, "acted": acted, "seeds": seeds},
       begin=learning.begin,
       replay=learning.replay,
+      refill=functools.partial(
+        self.plan.refill, learning.agent.needs, learning.leave_out
+      ),
       policy=learning.policy,
       measures=[acted, learning, inference, server],
       threads={

@@ -108,6 +108,9 @@ class Config(process.Config):
       parts={"agent": learning, "acted": acted, "seeds": seeds},
       begin=learning.begin,
       replay=learning.replay,
+      refill=functools.partial(
+        self.plan.refill, learning.agent.needs, learning.leave_out
+      ),
       policy=learning.policy,
       measures=[acted, learning, waits, restarts],
       steps=steps,

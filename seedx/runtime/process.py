@@ -178,6 +178,9 @@ class Process:
       `base.begin`; called before the process runs. None if unsupported.
     replay: replay that the run learns from; None if there is none. The replay
       is saved separately, because it may be too large.
+    refill: called after a resume whose replay starts empty, with the env steps
+      so far; moves schedules past the updates that are not made until the
+      replay is filled again.
     policy: maps saved parts to acting parameters, see `base.Agent.acting`.
     measures: sources of the metrics of a line, in order.
     done: returns whether the run has reached its end; None for `acted.is_done`.
@@ -200,6 +203,7 @@ class Process:
   measures: Sequence[parts_lib.Measured]
   begin: Callable[[types.Tree, types.Tree], None] | None = None
   replay: parts_lib.Replay | None = None
+  refill: Callable[[int], None] = lambda env_steps: None
   done: Callable[[], bool] | None = None
   threads: Mapping[str, Callable[[], None]] = dataclasses.field(
     default_factory=dict

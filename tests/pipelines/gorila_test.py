@@ -83,6 +83,7 @@ def open_reports(run, client):
 
 def test_workers_are_refused_until_the_servers_are_restored(tmp_path):
   run, shards = restored(tmp_path)
+  run.process.refill(STEPS)
   with run, wire.Client(run.config.address) as client:
     with pytest.raises(wire.WireError, match="being restored") as caught:
       open_reports(run, client)
@@ -94,7 +95,10 @@ def test_workers_are_refused_until_the_servers_are_restored(tmp_path):
     with Serving(run):
       run.wait_for(run.process.parts["agent"].are_ready)
       states = run.process.saved()["agent"]
+      # Each of the two workers fills its replay again with 40 env steps.
+      shards = [x.leave_out(2 * 40 / 8) for x in shards]
       chex.assert_trees_all_equal(states, shards)
+      assert states[0].clock == UPDATES + 10
       assert [state.updates for state in states] == [UPDATES] * 2
       assert open_reports(run, client).welcome["first_seed"] == 0
     run.stop.set()

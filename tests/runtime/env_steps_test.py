@@ -90,14 +90,17 @@ def run(pipeline, name, length, folder):
   if replayed:
     prioritized = pipeline == "apex" or name != kind
     kind = replay.PrioritizedConfig if prioritized else type(config.replay)
-    options = pipelines_test.REPLAY | {"replay_min_steps": MIN_STEPS}
+    # Gorila's workers count resets, too, until learning begins.
+    min_steps = 20 if pipeline == "gorila" else MIN_STEPS
+    options = pipelines_test.REPLAY | {"replay_min_steps": min_steps}
     changes["replay"] = kind(**options)
   config = dataclasses.replace(config, **changes)
   made = running.Own(config)
   return pipelines_test.run_all(made, made.nodes), made
 
 
-TOTAL_STEPS, MIN_STEPS = 1500, 20
+# The replay is filled for a large part of the run, in which nothing is learned.
+TOTAL_STEPS, MIN_STEPS = 1500, 300
 # Env steps of an update without resets.
 BATCH_STEPS = 20
 # Pipelines with remote actors or workers, some of whose steps are on the way.
@@ -138,27 +141,29 @@ def test_schedules_and_ratios_follow_env_steps(
   else:
     counted = np.concatenate(list(seen.values()))
   assert env_steps <= np.sum(counted) <= env_steps + remote
+  replayed = name.startswith(pipelines_test.REPLAYED)
+  filling = made.config.plan.filling_steps
   # On average, each step is learned from once.
-  assert last["learned_steps"] == pytest.approx(env_steps, rel=0.05)
+  assert last["learned_steps"] == pytest.approx(env_steps - filling, abs=80)
   # Schedules follow env steps in all lines. With a replay, schedules begin when
   # learning does, and an unfinished unroll is not in the replay yet.
-  replayed = name.startswith(pipelines_test.REPLAYED)
   update = 40 if "r2d2" in name else 8 if replayed else BATCH_STEPS
   # Workers of A3C see each other's updates later.
   tolerance_steps = (
     remote
     + (5 if pipeline == "a3c" else 3) * max(update, BATCH_STEPS)
-    + (MIN_STEPS + BATCH_STEPS if replayed else 0)
+    + (2 * BATCH_STEPS if replayed else 0)
   )
   for line in made.sink.lines:
     if "learning_rate" in line:
-      rest = max(0.0, 1.0 - line["env_steps"] / TOTAL_STEPS)
+      share = (line["env_steps"] - filling) / (TOTAL_STEPS - filling)
+      rest = max(0.0, 1.0 - share)
       reported = (
         line["learning_rate"],
         line.get("epsilon", line["learning_rate"]),
       )
       assert reported == pytest.approx(
-        (rest, rest), abs=tolerance_steps / TOTAL_STEPS
+        (rest, rest), abs=tolerance_steps / (TOTAL_STEPS - filling)
       )
   parts = made.process.parts
   if "learned" not in parts:

@@ -212,18 +212,8 @@ class Checkpointer:
       if damaged > env_steps:
         path = checkpoints.set_aside(damaged)
         print(f"checkpoint {damaged} was moved to {path}", file=sys.stderr)
-    if self._run.replay is not None:
-      # A checkpoint of a run that crashed may lack its replay.
-      steps = [
-        x
-        for x in checkpoints.steps()
-        if x <= env_steps and checkpoints.has(x, REPLAY)
-      ]
-      try:
-        newest = steps[-1] if steps else env_steps
-        self._run.replay.restore(arrays(checkpoints, newest, REPLAY))
-      except checkpoint.Damaged as error:
-        print(f"the replay starts empty: {error}", file=sys.stderr)
+    if not self._restore_replay(env_steps):
+      self._run.refill(env_steps)
     if self._evaluation is not None:
       self._evaluation.resume(env_steps)
 
@@ -325,6 +315,27 @@ class Checkpointer:
       self._thread.join()
     if self._failure is not None:
       raise self._failure
+
+  def _restore_replay(self, env_steps: int) -> bool:
+    """Restores the newest replay of a run; returns False if there is none."""
+    replay, checkpoints = self._run.replay, self._checkpoints
+    if replay is None:
+      return False
+    # A checkpoint of a run that crashed may lack its replay.
+    steps = [
+      x
+      for x in checkpoints.steps()
+      if x <= env_steps and checkpoints.has(x, REPLAY)
+    ]
+    try:
+      if steps:
+        replay.restore(arrays(checkpoints, steps[-1], REPLAY))
+        return True
+      reason = "it was not saved, see --checkpoint-replay-gib"
+    except (checkpoint.Damaged, types.ConfigError) as error:
+      reason = str(error)
+    print(f"the replay starts empty: {reason}", file=sys.stderr)
+    return False
 
   def _rate(self) -> None:
     """Scores the checkpoints whose evaluations have ended."""

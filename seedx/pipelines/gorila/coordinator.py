@@ -1,6 +1,7 @@
 """Gorila's coordinator: counts the workers' env steps, and ends the run."""
 
 import dataclasses
+import functools
 from typing import Self
 
 import jax
@@ -71,6 +72,7 @@ class Config(process.ServerConfig):
       self.workers.batch_steps,
       self.replay,
       unroll_length=self.workers.unroll_length,
+      workers=self.workers.num_workers,
     )
 
   def with_sockets(self, folder: str) -> Self:
@@ -143,6 +145,7 @@ class Config(process.ServerConfig):
         "seeds": seeds,
       },
       begin=shards.begin,
+      refill=functools.partial(self.plan.refill, agent.needs, shards.leave_out),
       policy=lambda saved: shards.acting(saved["agent"]),
       measures=[acted, reported.learned, reported],
       done=done,

@@ -161,7 +161,8 @@ class Shard:
     """
     wire.check_finite("parameters", params.vector)
     wire.check_range("version", params.version, 0, _MAX_UPDATES)
-    wire.check_range("resets", params.resets, 0, params.version)
+    # Below 0 after a resume, see `base.AgentState.leave_out`.
+    wire.check_range("resets", params.resets, -_MAX_UPDATES, params.version)
     with self._lock:
       if self._state is None:
         state = self._start(
@@ -232,7 +233,7 @@ class Shard:
     arrays = state.params, state.optimizer_state, state.target_params
     wire.check_finite("shards", jax.tree.leaves(arrays))
     wire.check_range("updates", state.updates, 0, _MAX_UPDATES)
-    wire.check_range("resets", state.resets, 0, state.updates)
+    wire.check_range("resets", state.resets, -_MAX_UPDATES, state.updates)
     with self._lock:
       if self._has_learned:
         raise wire.Refused(

@@ -89,6 +89,11 @@ class SavedShards:
     """Takes the states that `give_restored` will send to the servers."""
     self._restored = saved
 
+  def leave_out(self, updates: float) -> None:
+    """Moves the restored schedules; see `base.AgentState.leave_out`."""
+    assert self._restored is not None
+    self.restore([state.leave_out(updates) for state in self._restored])
+
   def begin(self, params: types.Tree, statistics: types.Tree) -> None:
     """Replaces the servers' initial states; see `base.begin`."""
     vector, _ = jax.flatten_util.ravel_pytree(params)
