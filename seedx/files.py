@@ -179,6 +179,17 @@ class Folder:
           os.unlink(unfinished, dir_fd=directory)
         raise
 
+  def append(self, name: str, content: bytes) -> None:
+    """Appends to a file, or makes it; if that fails, the file is as before."""
+    with self.open(name, "a") as file:
+      size = os.fstat(file.fileno()).st_size
+      try:
+        while content:
+          content = content[os.write(file.fileno(), content) :]
+      except OSError:
+        os.ftruncate(file.fileno(), size)
+        raise
+
   def rename(self, name: str, new: str) -> None:
     """Renames an entry; replaces a file or an empty directory named `new`."""
     with self._opened() as directory:

@@ -44,8 +44,8 @@ _GROUPS = {
 # TensorBoard shows the values of this tag in its tab HPARAMS.
 _HPARAMS_TAG = "_hparams_/session_start_info"
 _VIDEO_TAG = "episode/evaluation_video"
-# Shortest time between two flushes, and from an error to the next try.
-_FLUSH_SECONDS = 10.0
+# Shortest time from an error to the next try.
+_RETRY_SECONDS = 10.0
 
 
 class TensorBoard:
@@ -68,7 +68,6 @@ class TensorBoard:
     self._hyperparameters = hyperparameters
     self._videos = collections.deque() if videos is None else videos
     self._writer: Any = None
-    self._flushed_seconds = 0.0
     self._name, self._flushed = "", False
     self._failure: OSError | None = None
     self._retry_seconds = 0.0
@@ -102,13 +101,12 @@ class TensorBoard:
           self._add(event_pb2.Event(summary=summary_of_all))
       self._add(event_pb2.Event(step=step, summary=summary))
       self._add_videos()
-      if time.monotonic() - self._flushed_seconds >= _FLUSH_SECONDS:
-        self._writer.flush()
-        self._flushed, self._flushed_seconds = True, time.monotonic()
+      self._writer.flush()  # So that a full disk loses only this line.
+      self._flushed = True
     except OSError as error:
       # Readers stop at an incomplete event, so the next try begins a new file.
       self._failure = error
-      self._retry_seconds = time.monotonic() + _FLUSH_SECONDS
+      self._retry_seconds = time.monotonic() + _RETRY_SECONDS
       writer, self._writer = self._writer, None
       if writer is not None:
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import IO, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -55,35 +55,17 @@ class JsonLines:
   """A Sink that appends lines to a file, each as a JSON object."""
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
-    """Prepares the file; the first line creates it if it is missing."""
+    """Stores the path; the first line creates the file if it is missing."""
     self._path = pathlib.Path(path)
-    self._file: IO[bytes] | None = None
 
   def write(self, line: Line) -> None:
     """Appends the line to the file on disk; NaN and infinity become null."""
     values = {name: finite(value) for name, value in line.items()}
     text = json.dumps(values, allow_nan=False) + "\n"
-    if self._file is None:
-      self._file = files.Folder(self._path.parent).open(self._path.name, "a")
-    try:
-      self._file.write(text.encode())
-      self._file.flush()
-    except OSError:
-      self._end()
-      raise
+    files.Folder(self._path.parent).append(self._path.name, text.encode())
 
   def close(self) -> None:
-    """Closes the file."""
-    if self._file is not None:
-      self._file.close()
-
-  def _end(self) -> None:
-    """Closes the file after an error; the next line opens it again."""
-    file, self._file = self._file, None
-    if file is not None:
-      # Closing writes the rest of the line, which fails again.
-      with contextlib.suppress(OSError):
-        file.close()
+    """Does nothing: each line opens and closes the file."""
 
 
 class Callbacks:
@@ -135,6 +117,7 @@ class Background:
     self._lines = channels.Channel[Line](_MAX_WAITING)
     self._dropped = 0
     self._lost = 0
+    self._lost_in_all, self._has_failed = 0, False
     self._thread = threading.Thread(target=self._run, name=name, daemon=True)
     self._thread.start()
 
@@ -151,7 +134,16 @@ class Background:
       _print(f"{self._name} lacks its last lines: writing them hangs")
     elif self._dropped:
       _print(f"{self._name} lacks {self._dropped} lines: writing was too slow")
+      self._lost_in_all += self._dropped
       self._dropped = 0
+
+  @property
+  def unwritten(self) -> list[str]:
+    """Names of what the sink has not written, after `close`."""
+    if self._has_failed or self._thread.is_alive():
+      return [f"the rest of {self._name}"]
+    lost = self._lost_in_all
+    return [f"{lost} line(s) of {self._name}"] if lost else []
 
   def _run(self) -> None:
     try:
@@ -159,6 +151,7 @@ class Background:
         self._try(line)
       self._sink.close()
     except Exception as error:  # No error of a sink may end the run.
+      self._has_failed = True
       _print(f"cannot write {self._name} any more ({error})")
       with contextlib.suppress(Exception):
         self._sink.close()
@@ -175,6 +168,7 @@ class Background:
       if not self._lost:
         _print(f"cannot write {self._name} ({error}); trying again")
       self._lost += 1
+      self._lost_in_all += 1
       return
     if self._lost:
       _print(f"{self._name} is written again; {self._lost} lines are lost")

@@ -1,6 +1,9 @@
 """A disk that is full or does not respond, which must not end a run."""
 
+import contextlib
 import errno
+import itertools
+import json
 import os
 import pathlib
 import resource
@@ -12,12 +15,51 @@ import threading
 import pytest
 from tensorboardX.proto import event_pb2
 
-from seedx import checkpoint, metrics
+from seedx import checkpoint, files, metrics, types
+from seedx.metrics import events
 from tests import programs, running
 
 _FULL = pathlib.Path("/dev/full")
 # A limit on the size of files acts like a full disk.
 _MAX_BYTES = 20_000
+
+
+@contextlib.contextmanager
+def small_files(folder):
+  """Lets files grow by 10 bytes more than the largest one of a folder."""
+  sizes = [x.stat().st_size for x in folder.iterdir() if x.is_file()]
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  size = max(sizes, default=0) + 10
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def unwritable(number):
+  """Lets no new file or directory be made, nor an old one be opened."""
+  opened = os.open
+
+  def open_or_fail(path, flags, *rest, **options):
+    if flags & os.O_CREAT:
+      _fail(number)
+    return opened(path, flags, *rest, **options)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(os, "open", open_or_fail)
+    patch.setattr(os, "mkdir", lambda *_, **__: _fail(number))
+    yield
+
+
+# Ways in which a disk fails. The first stops in the middle of a write.
+FAILURES = {
+  "small files": small_files,
+  "full": lambda folder: unwritable(errno.ENOSPC),
+  "quota": lambda folder: unwritable(errno.EDQUOT),
+  "read-only": lambda folder: unwritable(errno.EROFS),
+}
 
 
 class Hangs(running.Lines):
@@ -36,7 +78,7 @@ class Full:
   """A sink on a full disk."""
 
   def write(self, line):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    _fail(errno.ENOSPC)
 
   def close(self):
     pass
@@ -48,65 +90,63 @@ def test_a_failing_sink_is_reported_once_and_tried_again(capfd):
     sink.write({"env_steps": step})
   sink.close()
   sink.close()
+  assert sink.unwritten == ["5 line(s) of metrics.jsonl"]
   assert capfd.readouterr().err == (
     "cannot write metrics.jsonl ([Errno 28] No space left on device); trying"
     " again\nmetrics.jsonl lacks 5 lines: they could not be written\n"
   )
 
 
-def test_a_sink_gets_the_lines_after_a_failure_of_the_disk(tmp_path):
-  """Metrics and events stay readable, and lack only lines of the failures."""
-  script = """
-import os, resource, sys
-from seedx import metrics
-from seedx.metrics import events
+@pytest.mark.parametrize(
+  ("make", "kind", "failing"),
+  [
+    *itertools.product([metrics.JsonLines], FAILURES, [0, 4, 9]),
+    *itertools.product([events.TensorBoard], FAILURES, [0]),
+    (events.TensorBoard, "small files", 4),
+    (events.TensorBoard, "small files", 9),
+  ],
+)
+def test_a_line_that_cannot_be_written_is_counted_and_spoils_no_other(
+  make, kind, failing, tmp_path, monkeypatch, capfd
+):
+  """The disk is full for the first, a middle or the last line."""
+  monkeypatch.setattr(events, "_RETRY_SECONDS", 0.0)
+  is_json = make is metrics.JsonLines
+  sink = make(tmp_path / "metrics.jsonl" if is_json else tmp_path)
+  write = sink.write
 
-def room(size):
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+  def write_or_fail(line):
+    fails = line["env_steps"] == failing
+    with FAILURES[kind](tmp_path) if fails else contextlib.nullcontext():
+      write(line)
 
-events._FLUSH_SECONDS = 0.0
-lines = metrics.JsonLines(os.path.join(sys.argv[1], "metrics.jsonl"))
-sinks = {"lines": lines, "events": events.TensorBoard(sys.argv[1])}
-sinks = [metrics.Background(k, x) for k, x in sinks.items()]
+  sink.write = write_or_fail
+  background = metrics.Background("x", sink)
+  for step in range(10):
+    background.write({"env_steps": step, "a": float(step)})
+  background.close()
+  if is_json:
+    text = (tmp_path / "metrics.jsonl").read_text()
+    steps = [json.loads(line)["env_steps"] for line in text.splitlines()]
+  else:
+    steps = [
+      event.step
+      for path in sorted(tmp_path.iterdir())
+      for event in _events(path)
+      if event.summary.value
+    ]
+  assert steps == [step for step in range(10) if step != failing]
+  assert background.unwritten == ["1 line(s) of x"]
+  error = capfd.readouterr().err
+  assert error.count("cannot write x (") == 1
+  assert error.count("x is written again; 1 lines") == (failing < 9)
 
-def write(steps):
-  for step in steps:
-    for sink in sinks:
-      sink.write({"env_steps": step, "wall_seconds": float(step), "a": 1.0})
-  for sink in sinks:
-    while len(sink._lines):
-      pass
 
-write(range(10))
-room(1000)
-write(range(10, 50))
-room(10**9)
-write(range(50, 60))
-for sink in sinks:
+def test_a_sink_that_fails_for_another_reason_lacks_the_rest():
+  sink = metrics.Background("x", metrics.Callbacks(lambda line: 1 / 0))
+  sink.write({"env_steps": 0})
   sink.close()
-"""
-  done = subprocess.run(
-    [sys.executable, "-c", script, str(tmp_path)],
-    cwd=programs.ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  steps = {
-    x["env_steps"] for x in metrics.read_lines(tmp_path / "metrics.jsonl")
-  }
-  assert {*range(10), *range(50, 60)} <= steps and len(steps) < 60
-  # After a failure, events continue in a new file, with room for a few lines.
-  for name, maximum in (("lines", 1), ("events", 10)):
-    failures = done.stderr.count(f"cannot write {name} (")
-    assert 1 <= failures <= maximum
-    assert done.stderr.count(f"{name} is written again; ") == failures
-  events = [
-    event.step
-    for path in sorted(tmp_path.glob("events*"))
-    for event in _events(path)
-  ]
-  assert {*range(10), *range(51, 60)} <= {*events}
+  assert sink.unwritten == ["the rest of x"]
 
 
 def test_a_hanging_sink_does_not_delay_a_run(capfd):
@@ -115,6 +155,7 @@ def test_a_hanging_sink_does_not_delay_a_run(capfd):
   for step in range(1000):
     sink.write({"env_steps": step})
   sink.close()
+  assert sink.unwritten == ["the rest of metrics.jsonl"]
   lines.free.set()
   assert "metrics.jsonl lacks its last lines" in capfd.readouterr().err
 
@@ -131,38 +172,15 @@ def test_a_sink_that_hung_for_a_while_gets_later_lines(capfd):
   taken, error = len(steps), capfd.readouterr().err
   assert taken >= 100
   assert f"metrics.jsonl lacks {1000 - taken} lines" in error
+  assert sink.unwritten == [f"{1000 - taken} line(s) of metrics.jsonl"]
 
 
 def test_a_half_written_file_is_removed(tmp_path):
-  ended = _with_small_files(
-    "import pathlib, sys; from seedx import files, types\n"
-    "path = pathlib.Path(sys.argv[1], 'a.json')\n"
-    "try: files.write_file(path, 'x' * 50_000)\n"
-    "except types.ConfigError as error: print(error)",
-    str(tmp_path),
-  )
-  assert "File too large" in ended.stdout and not list(tmp_path.iterdir())
-
-
-def test_a_half_written_checkpoint_is_removed_and_the_next_one_saved(tmp_path):
-  script = """
-import sys
-import numpy as np
-from seedx import checkpoint
-
-kept = checkpoint.Checkpoints(sys.argv[1], keep=2)
-rng = np.random.default_rng(0)
-for step, size in enumerate((10, 50_000, 50_000, 10)):
-  try:
-    kept.save(step, {"run": rng.random(size), "acting": np.zeros(3)}, 0.0)
-  except OSError as error:
-    print(error)
-"""
-  ended = _with_small_files(script, str(tmp_path))
-  for step, line in enumerate(ended.stdout.splitlines(), 1):
-    assert f"cannot write checkpoint {step} in {str(tmp_path)!r}" in line
-  assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "3"]
-  assert checkpoint.Checkpoints(tmp_path).steps() == [0, 3]
+  files.write_file(tmp_path / "a.json", "old")
+  refused = pytest.raises(types.ConfigError, match="File too large")
+  with refused, small_files(tmp_path):
+    files.write_file(tmp_path / "a.json", "x" * 50_000)
+  assert [x.read_text() for x in tmp_path.iterdir()] == ["old"]
 
 
 @pytest.mark.slow
@@ -195,6 +213,10 @@ def test_output_that_cannot_be_written_does_not_end_a_run(tmp_path):
     )
   assert program.returncode == 0
   assert checkpoint.Checkpoints(tmp_path / "run" / "checkpoints").steps()
+
+
+def _fail(number):
+  raise OSError(number, os.strerror(number))
 
 
 def _events(path):
