@@ -123,8 +123,7 @@ def _evaluate(options: Options) -> int:
   name = _file_name(
     policy.env_steps, options.seed_index, world if is_other else ""
   )
-  _write(policy.directory, name, result)
-  return 0
+  return _write(policy.directory, name, result)
 
 
 def _playing(options: Options) -> dict[str, Any]:
@@ -135,8 +134,8 @@ def _playing(options: Options) -> dict[str, Any]:
 
 def _write(
   directory: files.Folder, name: str, result: Mapping[str, Any]
-) -> None:
-  """Writes statistics into a run's directory, and prints their path."""
+) -> int:
+  """Writes statistics into a run's directory; returns the exit status."""
   path = directory / name
   try:
     directory.write(name, json.dumps(result, indent=2) + "\n")
@@ -146,8 +145,9 @@ def _write(
       f" ({error.strerror})",
       flush=True,
     )
-  else:
-    print(f"these statistics and every return are in {path}", flush=True)
+    return 1
+  print(f"these statistics and every return are in {path}", flush=True)
+  return 0
 
 
 def _seed(of_run: int, options: Options) -> int:

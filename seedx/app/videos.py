@@ -4,9 +4,11 @@ import contextlib
 import io
 import itertools
 import math
+import os
 import pathlib
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -78,9 +80,14 @@ def record(
       count += 1
       yield frame
 
-  write = _write_gif if path.lower().endswith(".gif") else _write_mp4
+  target = pathlib.Path(path)
+  name = f"video{target.suffix.lower()}"
+  write = _write_gif if name.endswith(".gif") else _write_mp4
   try:
-    write(path, frames(), rate)
+    # A video that cannot be finished leaves no file, and replaces none.
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+      write(os.path.join(folder, name), frames(), rate)
+      os.replace(os.path.join(folder, name), path)
   except OSError as error:
     raise types.ConfigError(f"cannot write {path!r} ({error})") from error
   finally:
@@ -203,13 +210,13 @@ def _write_mp4(path: str, frames: Iterator[np.ndarray], rate: float) -> None:
   command += ["-r", str(rate), "-i", "-"]
   # Players expect even sizes, and colours at half the resolution.
   command += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]
-  process = subprocess.Popen([*command, path], stdin=subprocess.PIPE)
-  assert process.stdin is not None
-  with process.stdin as stdin:
+  command += [path]
+  with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+    assert process.stdin is not None
     for frame in itertools.chain([first], frames):
-      stdin.write(np.ascontiguousarray(frame).data)
-  if process.wait():
-    raise types.ConfigError(f"cannot write {path!r}; see ffmpeg's error above")
+      process.stdin.write(np.ascontiguousarray(frame).data)
+  if process.returncode:
+    raise OSError(f"ffmpeg ended with {process.returncode}")
 
 
 def _ffmpeg() -> str:

@@ -12,13 +12,17 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
 from seedx import checkpoint, files, metrics, types
+from seedx.app import videos
 from seedx.metrics import events
 from tests import programs, running
+from tests.app import evaluate_test
 
+compiled_once = programs.compiled_once
 _FULL = pathlib.Path("/dev/full")
 # A limit on the size of files acts like a full disk.
 _MAX_BYTES = 20_000
@@ -180,6 +184,20 @@ def test_a_half_written_file_is_removed(tmp_path):
   refused = pytest.raises(types.ConfigError, match="File too large")
   with refused, small_files(tmp_path):
     files.write_file(tmp_path / "a.json", "x" * 50_000)
+  assert [x.read_text() for x in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.mp4"])
+def test_a_video_that_cannot_be_written_replaces_none(
+  name, tmp_path, monkeypatch
+):
+  noise = np.random.default_rng(0).integers(0, 255, (9, 64, 64, 3), np.uint8)
+  monkeypatch.setattr(videos, "_frames", lambda *_: iter(noise))
+  (tmp_path / name).write_text("old")
+  path = str(tmp_path / name)
+  refused = pytest.raises(types.ConfigError, match="cannot write")
+  with refused, small_files(tmp_path):
+    videos.record(evaluate_test.CARTPOLE, None, None, 0, path)
   assert [x.read_text() for x in tmp_path.iterdir()] == ["old"]
 
 

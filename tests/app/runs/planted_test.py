@@ -219,6 +219,6 @@ def test_a_result_is_printed_even_if_it_cannot_be_written(
   shutil.copytree(trained, tmp_path / "run")
   name = f"evaluation-{_own(trained)}.json"
   (tmp_path / "run" / "checkpoints" / name).mkdir()
-  assert programs.main(evaluate, ["run", "--episodes", "1"]) == 0
+  assert programs.main(evaluate, ["run", "--episodes", "1"]) == 1
   output = capfd.readouterr().out
   assert "env steps: mean " in output and "could not be written to" in output
