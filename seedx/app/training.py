@@ -131,6 +131,9 @@ class Run:
     status: exit status for the program: 0, or that of the signal that ended the
       run, see `signals`.
     host: index of this learner host.
+    is_saved: whether the last checkpoint is on the disk.
+    unwritten: names of what could not be written, such as the last checkpoint;
+      empty on other hosts than host 0.
   """
 
   run_dir: pathlib.Path
@@ -139,11 +142,21 @@ class Run:
   restarts: int = 0
   status: int = 0
   host: int = 0
+  is_saved: bool = True
+  unwritten: Sequence[str] = ()
 
   @property
   def interrupted(self) -> bool:
     """Whether Ctrl-C or another signal ended the run."""
     return bool(self.status)
+
+  @property
+  def place(self) -> str:
+    """Sentence about where the files are, and what could not be written."""
+    if self.unwritten:
+      names = ", ".join(self.unwritten)
+      return f"not written: {names}; the rest is in {self.run_dir}"
+    return f"checkpoints, metrics and learning_curve.png are in {self.run_dir}"
 
   @property
   def lines(self) -> list[dict[str, Any]]:
@@ -177,6 +190,9 @@ def train(
     SystemExit: another signal ended the run; the status is as in a shell, and
       after SIGUSR1 and SIGUSR2 that of SIGTERM.
     launch.hosts.LostError: another learner host has died.
+    OSError: the last checkpoint could not be saved, as on a full disk; all else
+      is done. If a signal ended the run, this error is the cause of the one
+      above.
     Exception: any error of one of the run's threads.
   """
   files = Config(**options).resolved()
@@ -187,10 +203,13 @@ def train(
     run_dirs.check_classes(resumed, recorded, files.resume)
     run_dirs.check_resumed(resumed, config, files.run_dir)
   ended = run(config, files, sinks=sinks)
+  failure = None if ended.is_saved else OSError(ended.place)
   if ended.status and not return_interrupted:
     if ended.status == signals.status(signal.SIGINT):
-      raise KeyboardInterrupt
-    raise SystemExit(ended.status)
+      raise KeyboardInterrupt from failure
+    raise SystemExit(ended.status) from failure
+  if failure is not None:
+    raise failure
   return ended
 
 
@@ -444,14 +463,33 @@ def _lead(
     finally:
       processes.stop()
   metric = "evaluation_return" if files.evaluate_env_options else ""
-  _draw(config.env.env, record.name, run_dir, metric or "episode_return")
+  metric = metric or "episode_return"
+  is_drawn = _draw(config.env.env, record.name, run_dir, metric)
   return Run(
     run_dir,
     last,
     evaluation=evaluation.words if evaluation else "",
     restarts=processes.restarts,
     status=ending.status,
+    is_saved=saver.is_saved,
+    unwritten=_unwritten(saver, evaluation, sinks, is_drawn),
   )
+
+
+def _unwritten(
+  saver: checkpointer.Checkpointer,
+  evaluation: evaluations.Periodic | None,
+  sinks: Sequence[metrics.Background],
+  is_drawn: bool,
+) -> list[str]:
+  """Returns the names of what could not be written of a run that has ended."""
+  lost = evaluation.lost if evaluation else {}
+  return [
+    *saver.unwritten,
+    *(name for sink in sinks for name in sink.unwritten),
+    *(f"{number} {name}" for name, number in lost.items()),
+    *([] if is_drawn else [run_dirs.CURVE]),
+  ]
 
 
 def _trainer(
@@ -647,7 +685,7 @@ def _sinks(
   others_join: bool,
   loggers: Sequence[metrics.Sink],
   board: metrics.Sink,
-) -> Sequence[metrics.Sink]:
+) -> Sequence[metrics.Background]:
   """Makes the sinks of metrics; a failing sink does not end the run."""
   sinks = [
     metrics.Background(
@@ -689,13 +727,15 @@ def _tensorboard(
   return events.TensorBoard(run_dir, settings, videos)
 
 
-def _draw(env: str, name: str, run_dir: pathlib.Path, metric: str) -> None:
-  """Draws the learning curve, or prints why it cannot."""
+def _draw(env: str, name: str, run_dir: pathlib.Path, metric: str) -> bool:
+  """Draws the learning curve, or prints why it cannot and returns False."""
   try:
     lines = metrics.read_lines(run_dir / run_dirs.METRICS)
     plot.draw({env: {name: [lines]}}, run_dir / run_dirs.CURVE, metric)
   except (OSError, types.ConfigError) as error:
-    print(f"cannot draw learning_curve.png: {error}", file=sys.stderr)
+    signals.print_at_once(f"cannot draw learning_curve.png: {error}\n")
+    return False
+  return True
 
 
 @contextlib.contextmanager

@@ -119,12 +119,13 @@ def test_stop_at_is_compared_with_evaluations_if_there_are_any(
 
 def test_a_sink_gets_all_lines_even_if_another_one_fails(tmp_path, capfd):
   sink, failing = Recorder(), metrics.Callbacks(lambda line: 1 / 0)
-  app.train(
+  run = app.train(
     app_test.small(400),
     run_dir=str(tmp_path),
     quiet=True,
     sinks=[failing, sink],
   )
+  assert run.unwritten == ["the rest of Callbacks"]
   assert "cannot write Callbacks" in capfd.readouterr().err
   lines = metrics.read_lines(tmp_path / "metrics.jsonl")
   assert [x["env_steps"] for x in sink.lines] == [x["env_steps"] for x in lines]

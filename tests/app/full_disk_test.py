@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import resource
 import struct
 import subprocess
@@ -16,11 +17,15 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from seedx import checkpoint, files, metrics, types
-from seedx.app import videos
+from seedx import app, checkpoint, files, metrics, types
+from seedx.acting import evaluator
+from seedx.app import training, videos
+from seedx.app.runs import checkpointer, evaluations
+from seedx.envs import rendering
 from seedx.metrics import events
 from tests import programs, running
-from tests.app import evaluate_test
+from tests.app import app_test, evaluate_test, first_lines_test
+from tests.pipelines import resume_test
 
 compiled_once = programs.compiled_once
 _FULL = pathlib.Path("/dev/full")
@@ -187,6 +192,110 @@ def test_a_half_written_file_is_removed(tmp_path):
   assert [x.read_text() for x in tmp_path.iterdir()] == ["old"]
 
 
+@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize(
+  ("failing", "saved"),
+  [
+    ([10], [20, 30]),
+    ([20], [10, 30]),
+    ([10, 20], [30]),
+    ([30], [10, 20]),
+    ([10, 20, 30], []),
+  ],
+)
+def test_a_run_is_saved_if_its_last_checkpoint_is(
+  kind, failing, saved, tmp_path, monkeypatch
+):
+  run = resume_test.Counting()
+  kept = resume_test.Keeper(run, tmp_path, monkeypatch, 1)
+  for env_steps in (10, 20, 30):
+    run.acted.add(10, np.array([]), np.array([]))
+    fails = env_steps in failing
+    with FAILURES[kind](tmp_path) if fails else contextlib.nullcontext():
+      kept.check_after(2) if env_steps < 30 else kept.finish(False)
+  assert kept.is_saved == (30 in saved)
+  assert kept.unwritten == ([] if kept.is_saved else ["checkpoint 30"])
+  folder = checkpointer.directory(tmp_path)
+  names = sorted(folder.names()) if folder.has(".") else []
+  assert names == [str(step) for step in saved]
+  resumed = resume_test.Counting()
+  other = resume_test.Keeper(resumed, tmp_path, monkeypatch)
+  if not saved:
+    with pytest.raises(types.ConfigError, match="found none yet"):
+      other.restore()
+  else:
+    other.restore()
+    assert resumed.acted.env_steps == saved[-1]
+
+
+def test_a_checkpoint_is_saved_although_older_ones_cannot_be_removed(
+  tmp_path, monkeypatch
+):
+  run = resume_test.Counting()
+  kept = resume_test.Keeper(run, tmp_path, monkeypatch, 1)
+  replace = os.replace
+
+  def replace_or_fail(name, new, **options):
+    if new.endswith(".removed"):
+      _fail(errno.EDQUOT)
+    replace(name, new, **options)
+
+  monkeypatch.setattr(os, "replace", replace_or_fail)
+  for _ in range(3):
+    run.acted.add(10, np.array([]), np.array([]))
+    kept.check_after(2)
+  run.acted.add(10, np.array([]), np.array([]))
+  kept.finish(False)
+  assert kept.is_saved and not kept.unwritten
+  assert resume_test.steps_of(tmp_path) == [10, 20, 30, 40]
+
+
+def test_a_score_that_cannot_be_written_is_reported(
+  tmp_path, monkeypatch, capfd
+):
+  run, evaluation = resume_test.Counting(), resume_test.Evaluation()
+  kept = resume_test.Keeper(run, tmp_path, monkeypatch, 0, evaluation)
+  kept.check_after(0)
+  evaluation.means[0] = 5.0
+  with unwritable(errno.ENOSPC):
+    kept.check_after(0)
+  kept.finish(False)
+  assert kept.is_saved
+  assert kept.unwritten == ["the score of checkpoint 0"]
+  assert "cannot write the score of checkpoint 0 (No space" in (
+    capfd.readouterr().err
+  )
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_evaluations_and_videos_that_cannot_be_written_are_counted(
+  kind, tmp_path, monkeypatch
+):
+  played = evaluator.Played(
+    np.array([1.0]), np.array([0]), 9, 0, np.empty((1, 0))
+  )
+  monkeypatch.setattr(evaluator.Evaluator, "play", lambda *_: played)
+  video = metrics.Video(0, (1, 1), b"x" * 99)
+  monkeypatch.setattr(videos, "record_small", lambda *_: video)
+  monkeypatch.setattr(rendering, "check_render", lambda _: None)
+  evaluation = evaluations.of(
+    app_test.small(),
+    evaluations.Config(evaluate_every_steps=100, record_video=True),
+    tmp_path,
+  )
+  for env_steps in (100, 200, 300):
+    fails = env_steps < 300
+    with FAILURES[kind](tmp_path) if fails else contextlib.nullcontext():
+      evaluation.finish(env_steps, None, stop=False)
+  assert evaluation.lost == {
+    "line(s) of evaluations.jsonl": 2,
+    "video(s) of an evaluation": 2,
+  }
+  (line,) = evaluate_test.evaluated(tmp_path)
+  assert line["env_steps"] == 300
+  assert [x.name for x in (tmp_path / "videos").iterdir()] == ["300.gif"]
+
+
 @pytest.mark.parametrize("name", ["a.gif", "a.mp4"])
 def test_a_video_that_cannot_be_written_replaces_none(
   name, tmp_path, monkeypatch
@@ -201,6 +310,48 @@ def test_a_video_that_cannot_be_written_replaces_none(
   assert [x.read_text() for x in tmp_path.iterdir()] == ["old"]
 
 
+# The end of a run: its last line, its exit status, and its exception.
+
+_LOST = ["checkpoint 400", "2 line(s) of metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+  ("unwritten", "is_saved", "signal", "status", "raised"),
+  [
+    ([], True, 0, 0, None),
+    (_LOST[1:], True, 0, 0, None),
+    (_LOST, False, 0, 74, OSError),
+    (_LOST[1:], True, 130, 130, KeyboardInterrupt),
+    (_LOST, False, 130, 130, KeyboardInterrupt),
+    (_LOST, False, 143, 143, SystemExit),
+  ],
+)
+def test_a_run_ends_with_what_could_not_be_written(
+  unwritten, is_saved, signal, status, raised, tmp_path, monkeypatch, capfd
+):
+  line = {"env_steps": 400, "episode_return": None, "episodes": 0}
+  ended = training.Run(
+    tmp_path,
+    {**line, "learner_steps": 1},
+    status=signal,
+    is_saved=is_saved,
+    unwritten=unwritten,
+  )
+  monkeypatch.setattr(training, "run", lambda *_, **__: ended)
+  assert first_lines_test.train("", tmp_path) == status
+  *_, last = capfd.readouterr().out.splitlines()
+  missing = f"not written: {', '.join(unwritten)}; the rest is"
+  kept = "checkpoints, metrics and learning_curve.png are"
+  assert last == f"{missing if unwritten else kept} in {tmp_path}"
+  end = contextlib.nullcontext() if raised is None else pytest.raises(raised)
+  with end as caught:
+    assert app.train(app_test.small()) is ended
+  if signal and not is_saved:
+    assert "checkpoint 400" in str(caught.value.__cause__)
+    with pytest.raises(OSError, match="checkpoint 400"):
+      app.train(app_test.small(), return_interrupted=True)
+
+
 @pytest.mark.slow
 def test_a_full_disk_does_not_end_a_run(tmp_path):
   """Metrics, checkpoints and the learning curve cannot be written."""
@@ -209,13 +360,20 @@ def test_a_full_disk_does_not_end_a_run(tmp_path):
   words += ["--evaluate-every-steps", "20000", "--evaluate-episodes", "2"]
   words += ["--hidden-sizes", "256,256", "--run-dir", str(tmp_path / "run")]
   ended = _with_small_files(*words)
-  assert ended.returncode == 0, ended.stderr
+  assert ended.returncode == 74, ended.stderr
   error = ended.stderr
   assert error.count("cannot write metrics.jsonl (") == 1
   assert error.count("cannot write TensorBoard's events (") >= 1
   assert error.count("cannot write checkpoint") >= 2
   assert "cannot draw learning_curve.png: cannot write" in error
   assert "CartPole-v1: mean return" in ended.stdout
+  *_, last = ended.stdout.splitlines()
+  assert re.fullmatch(
+    r"not written: checkpoint 4\d{4}, \d+ line\(s\) of metrics.jsonl, \d+"
+    r" line\(s\) of TensorBoard's events, learning_curve.png; the rest is in"
+    f" {tmp_path}/run",
+    last,
+  )
   lines = metrics.read_lines(tmp_path / "run" / "metrics.jsonl")
   assert len(lines) > 5
   assert not list((tmp_path / "run" / "checkpoints").iterdir())

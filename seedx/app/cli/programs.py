@@ -238,14 +238,14 @@ def _train(
     started_seconds=seedx.STARTED_SECONDS,
   )
   try:
-    lines = _result(asked, run)
+    *lines, place = _result(asked, run)
     if not others_join and _runs_here(asked.run):
       lines += _used_by_others(others)
-    print(*lines, sep="\n", flush=True)
+    print(*lines, place, sep="\n", flush=True)
   except OSError:
-    # stdout may be a file on a full disk; the run itself has succeeded.
+    # stdout may be a file on a full disk, which does not change the status.
     output.discard()
-  return run.status
+  return run.status or (0 if run.is_saved else run_dirs.UNSAVED)
 
 
 def _runs_here(config: Any) -> bool:
@@ -286,10 +286,7 @@ def _result(asked: Asked, run: training.Run) -> list[str]:
     lines.append("nothing was learned: the run ended before the first update")
   if run.evaluation:
     lines.append(f"evaluation: {run.evaluation}")
-  lines.append(
-    f"checkpoints, metrics and learning_curve.png are in {run.run_dir}"
-  )
-  return lines
+  return [*lines, run.place]
 
 
 def _join(

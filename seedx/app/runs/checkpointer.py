@@ -13,7 +13,16 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from seedx import checkpoint, envs, files, metrics, trees, types, wire
+from seedx import (
+  checkpoint,
+  envs,
+  files,
+  metrics,
+  signals,
+  trees,
+  types,
+  wire,
+)
 from seedx.app.runs import evaluations
 from seedx.runtime import memory, parts, process
 
@@ -166,6 +175,7 @@ class Checkpointer:
 
   Attributes:
     is_saved: whether the last checkpoint of the run is on the disk.
+    unwritten: names of what could not be written: the last checkpoint, scores.
   """
 
   def __init__(
@@ -178,6 +188,7 @@ class Checkpointer:
     """Makes a checkpointer; without evaluations, `evaluation` is None."""
     self._line: Mapping[str, metrics.Value] = {}
     self.is_saved = False
+    self.unwritten: list[str] = []
     self._run = run
     self._run_dir = run_dir
     self._checkpoints = checkpoint.Checkpoints(
@@ -247,12 +258,16 @@ class Checkpointer:
       self._evaluation.start(self._run.clock(saved), self._run.policy(saved))
 
   def finish(self, interrupted: bool) -> None:
-    """Saves a last checkpoint, and evaluates it unless interrupted."""
+    """Saves a last checkpoint, and evaluates it unless interrupted.
+
+    After an OSError, such as a full disk, `is_saved` is False.
+    """
     try:
       saved = self._save()
     except wire.WireError as error:
       if not interrupted or error.code is not wire.StatusCode.UNAVAILABLE:
         raise
+      self.unwritten.append("the last checkpoint")
       print(
         "the last checkpoint could not be saved: a parameter server cannot be"
         " reached",
@@ -260,10 +275,14 @@ class Checkpointer:
       )
       return
     self.wait()
-    self.is_saved = True
+    env_steps = self._run.clock(saved)
+    with contextlib.suppress(OSError):
+      self.is_saved = env_steps in self._checkpoints.steps()
+    if not self.is_saved:
+      self.unwritten.append(f"checkpoint {env_steps}")
     if self._evaluation is not None:
       acting = self._run.policy(saved)
-      self._evaluation.finish(self._run.clock(saved), acting, interrupted)
+      self._evaluation.finish(env_steps, acting, interrupted)
       self._rate()
 
   @property
@@ -345,7 +364,9 @@ class Checkpointer:
       try:
         self._checkpoints.rate(env_steps, means.pop(env_steps))
       except OSError as error:
-        print(error, file=sys.stderr, flush=True)
+        score = f"the score of checkpoint {env_steps}"
+        self.unwritten.append(score)
+        signals.print_at_once(f"cannot write {score} ({error.strerror})\n")
 
   def _save(self, evaluates: bool = False) -> types.Tree:
     """Starts to write a checkpoint; returns the saved state of the run."""
@@ -373,7 +394,7 @@ class Checkpointer:
           "checkpoint_seconds": time.monotonic() - started,
         }
       except OSError as error:  # The next checkpoint may succeed.
-        print(error, file=sys.stderr, flush=True)
+        signals.print_at_once(f"{error}\n")
       except BaseException as failure:
         self._failure = failure
 

@@ -4,13 +4,12 @@ import collections
 import dataclasses
 import json
 import pathlib
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from seedx import envs, files, metrics, types
+from seedx import envs, files, metrics, signals, types
 from seedx.acting import evaluator
 from seedx.app.runs import run_dirs, spaces, statistics
 from seedx.envs import rendering
@@ -73,6 +72,7 @@ class Periodic:
     means: mean returns, by the env steps of the evaluated parameters.
     words: summary of the last evaluation; empty before the first.
     videos: the newest videos, until TensorBoard's sink writes them.
+    lost: number of lines and of videos that could not be written.
   """
 
   def __init__(
@@ -95,6 +95,7 @@ class Periodic:
     self._line: Mapping[str, metrics.Value] = {}
     self.means: dict[int, float] = {}
     self.words = ""
+    self.lost = collections.Counter[str]()
     self._evaluator = evaluator.Evaluator(
       run.agent.make(spec),
       evaluator.Config(env, num_episodes=config.evaluate_episodes),
@@ -188,11 +189,10 @@ class Periodic:
       info = statistics.info_means(self._env.log_info, played.info)
       line = {"env_steps": env_steps, **summary, "cut": played.cut, **info}
       try:
-        with self._folder.open(run_dirs.EVALUATIONS, "a") as file:
-          file.write((json.dumps(line) + "\n").encode())
+        text = json.dumps(line) + "\n"
+        self._folder.append(run_dirs.EVALUATIONS, text.encode())
       except OSError as error:  # For example, a full disk.
-        path = self._folder / run_dirs.EVALUATIONS
-        print(f"cannot write {str(path)!r} ({error.strerror})", file=sys.stderr)
+        self._lose(f"line(s) of {run_dirs.EVALUATIONS}", error)
       self._line = {
         "evaluation_return": summary["mean"],
         **{f"evaluation_{name}": mean for name, mean in info.items()},
@@ -225,9 +225,15 @@ class Periodic:
     try:
       folder.make().write(name, video.gif)
     except OSError as error:  # For example, a full disk.
-      path = folder / name
-      print(f"cannot write {str(path)!r} ({error.strerror})", file=sys.stderr)
+      self._lose("video(s) of an evaluation", error)
     return {"video_seconds": time.monotonic() - started}
+
+  def _lose(self, what: str, error: OSError) -> None:
+    """Counts and reports what could not be written."""
+    self.lost[what] += 1
+    signals.print_at_once(
+      f"cannot write {what} in {str(self._folder)!r} ({error.strerror})\n"
+    )
 
 
 def _checked(

@@ -36,6 +36,8 @@ CURVE = "learning_curve.png"
 # Directory of the videos of a run's evaluations.
 VIDEOS = "videos"
 FILES = (CONFIG, METRICS, EVALUATIONS, CURVE)
+# Exit status of a run whose last checkpoint could not be saved.
+UNSAVED = os.EX_IOERR
 # Limits of a search for runs: levels of directories; directories of a level,
 # and entries of a directory.
 _MAX_DEPTH = 3

@@ -167,7 +167,12 @@ class Running:
     with self._folder.open(_OUTPUT) as output:
       output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
       last = cause(output.read().decode(errors="replace"))
-    return f"seedx train {' '.join(self._words)} ended with {status}: {last}"
+    error = f"seedx train {' '.join(self._words)} ended with {status}: {last}"
+    if status != run_dirs.UNSAVED:
+      return error
+    # The metrics of such a run can be compared.
+    print(error, file=sys.stderr, flush=True)
+    return ""
 
   def _new_lines(self) -> Iterator[Mapping[str, Any]]:
     if self._metrics is None:

@@ -62,10 +62,17 @@ def test_a_trial_reports_the_error_that_ended_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("status", "error"), [(0, ""), (143, ""), (-15, ""), (1, "ended with 1")]
+  ("status", "error", "printed"),
+  [
+    (0, "", ""),
+    (143, "", ""),
+    (-15, "", ""),
+    (1, "ended with 1", ""),
+    (74, "", "ended with 74"),  # The last checkpoint is not saved.
+  ],
 )
 def test_only_an_unexpected_status_at_the_end_is_an_error(
-  tmp_path, monkeypatch, status, error
+  tmp_path, monkeypatch, capfd, status, error, printed
 ):
   leave = f"exit {status}" if status >= 0 else f"kill {status} $$"
   program = tmp_path / "program"
@@ -74,7 +81,10 @@ def test_only_an_unexpected_status_at_the_end_is_an_error(
   monkeypatch.setattr(sys, "executable", str(program))
   run = trials.Running(trial(), tmp_path)
   run.end()
-  assert error in run.error() and bool(run.error()) == bool(error)
+  actual = run.error()
+  assert error in actual and bool(actual) == bool(error)
+  err = capfd.readouterr().err
+  assert printed in err and bool(err) == bool(printed)
 
 
 _STARTS = """
