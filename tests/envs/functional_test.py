@@ -11,6 +11,7 @@ import pytest
 from seedx import envs
 from seedx.envs import functional
 from seedx.envs.functional import bsuite, classic_control, minatar
+from tests import conftest
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 STEPS = 4000
@@ -466,3 +467,72 @@ def test_float_actions_beyond_their_bounds_are_clipped():
 
   for leaf in play(np.float32([[[0], [0]], [[2], [50]]])):
     np.testing.assert_array_equal(leaf[0], leaf[1])
+
+
+# The smallest and largest values of each option.
+_MATCH = (
+  {"opening_moves": 10**9},
+  {"opponent": "random", "opening_moves": 10**9},
+  {"opponent": "random", "opening_moves": 4, "seat": "second"},
+  {"opponent": "search", "opponent_simulations": 1, "opening_moves": 10**9},
+)
+_EXTREMES = {
+  "MemoryChain": ({"length": 1}, {"length": 10_000}),
+  "DeepSea": ({"size": 2}, {"size": 100}, {"size": 2, "cued": True}),
+  "Breakout-MinAtar": ({"sticky": 0.0}, {"sticky": 1.0}),
+  "Asterix-MinAtar": ({"sticky": 1.0}, {"ramping": False}),
+  "TicTacToe": (
+    *_MATCH,
+    {"opponent": "perfect", "opening_moves": 9},
+    {"opponent": "perfect", "opening_moves": 6, "seat": "first"},
+  ),
+  "ConnectFour": _MATCH[:3],
+  "Hex": _MATCH[1:3],
+}
+# pgx's games are slow, and differ only in their rules.
+_PGX = ("Othello", "Hex", "Go-9x9")
+
+
+@pytest.mark.parametrize(
+  ("name", "options"),
+  conftest.slow_but(
+    [("TicTacToe", _EXTREMES["TicTacToe"][k]) for k in (1, 5)],
+    [
+      (name, options)
+      for name in functional.ENVIRONMENTS
+      if name != "Chess"
+      for options in ({}, *_EXTREMES.get(name, ()))
+    ],
+  ),
+)
+def test_a_step_is_a_first_at_the_beginning_and_after_a_last_only(
+  name, options
+):
+  kind = functional.ENVIRONMENTS[name]
+  if options.get("opening_moves") == 10**9:
+    options = options | {"opening_moves": kind().game.max_moves}
+  env = kind(**options)
+  steps, size = (150, 8) if name in _PGX else (1000, 64)
+  keys = functional.keys(0, size)
+
+  def step(carry, time):
+    state, mask = carry
+    key = jax.random.fold_in(jax.random.key(1), time)
+    if isinstance(env.action, dm_env.specs.DiscreteArray):
+      action = jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf))
+    else:
+      action = jax.random.normal(key, (size, *env.action.shape))
+    action = action.astype(env.action.dtype)
+    times = jnp.full(size, time)
+    state, timestep = functional.step(env, state, action, keys, times)
+    if isinstance(timestep.observation, dict):
+      mask = timestep.observation.get("action_mask", mask)
+    return (state, mask), timestep.step_type
+
+  mask = jnp.ones((size, getattr(env.action, "num_values", 1)), bool)
+  start = functional.init(env, keys), mask
+  run = jax.jit(lambda: jax.lax.scan(step, start, jnp.arange(steps))[1])
+  step_type = run()
+  first, last = step_type == FIRST, step_type == LAST
+  assert np.all(first[0]) and not np.any(last[0])
+  np.testing.assert_array_equal(first[1:], last[:-1])

@@ -101,18 +101,17 @@ class Match:
     start, opening = self._opened(jax.random.fold_in(rng_key, 3))
     moved = self.game.play(state.position, action)
     move = games.Move(
-      jax.tree.map(lambda a, b: jnp.where(first, a, b), start, moved.state),
+      _where(first, start, moved.state),
       jnp.where(first, 0.0, moved.reward),
       ~first & moved.over,
     )
     chosen = jnp.where(first, jax.random.bits(chosen_key), state.chosen)
     moves = jnp.where(first, opening, state.moves + 1)
     if self._opponent is not None:
-      is_next = (opening % 2 == 1) ^ self._is_second(seat_key)
-      replies = jnp.where(first, is_next, ~move.over)
-      reply = self._opponent(reply_key, chosen, move.state)
-      move = _replied(move, self.game.play(move.state, reply), replies)
-      moves += replies
+      second = self._is_second(seat_key)
+      move, moves = self._with_reply(
+        first, move, moves, second, chosen, reply_key
+      )
     kinds = dm_env.StepType
     step_type = jnp.where(first, int(kinds.FIRST), int(kinds.MID))
     timestep = dm_env.TimeStep(
@@ -155,12 +154,47 @@ class Match:
       key = jax.random.fold_in(rng_key, k)
       moved = self.game.play(position, self._random(key, moves, position))
       goes_on = (k < number) & (k == moves) & ~moved.over
-      position = jax.tree.map(
-        lambda a, b: jnp.where(goes_on, a, b), moved.state, position
-      )
-      return position, moves + goes_on
+      return _where(goes_on, moved.state, position), moves + goes_on
 
     return jax.lax.fori_loop(0, self._opening_moves, move, (start, none))
+
+  def _with_reply(
+    self,
+    first: jax.Array,
+    move: games.Move,
+    moves: jax.Array,
+    second: jax.Array,
+    chosen: jax.Array,
+    rng_key: jax.Array,
+  ) -> tuple[games.Move, jax.Array]:
+    """Returns a move with the opponent's reply, and the number of moves.
+
+    A first observation is never terminal: where the reply to the opening would
+    end the game, the game begins without an opening; and where the opponent's
+    first move would end any game, the agent moves first.
+    """
+    opponent, none = self._opponent, jnp.int32(0)
+    assert opponent is not None
+    start = games.Move(
+      self.game.start(), jnp.zeros_like(move.reward), jnp.zeros_like(first)
+    )
+    tries = 2 if self._opening_moves else 1
+
+    def attempt(carry: Any) -> Any:
+      k, move, moves, _, _ = carry
+      move, moves = _where(k == 0, (move, moves), (start, none))
+      replies = jnp.where(first, (moves % 2 == 1) ^ second, ~move.over)
+      reply = opponent(rng_key, chosen, move.state)
+      replied = _replied(move, self.game.play(move.state, reply), replies)
+      return k + 1, move, moves, replied, moves + replies
+
+    def fails(carry: Any) -> jax.Array:
+      k, _, _, replied, _ = carry
+      return (k == 0) | (first & replied.over & (k < tries))
+
+    carry = none, move, moves, move, moves
+    _, _, _, move, moves = jax.lax.while_loop(fails, attempt, carry)
+    return _where(first & move.over, (start, none), (move, moves))
 
   def _is_second(self, rng_key: jax.Array) -> jax.Array:
     if self._seat == "both":
@@ -173,9 +207,12 @@ def _replied(
 ) -> games.Move:
   """Returns a move and the reply to it as one, if the opponent replies."""
   return games.Move(
-    jax.tree.map(
-      lambda a, b: jnp.where(replies, a, b), reply.state, move.state
-    ),
+    _where(replies, reply.state, move.state),
     move.reward - jnp.where(replies, reply.reward, 0.0),
     move.over | (replies & reply.over),
   )
+
+
+def _where(condition: jax.Array, yes: types.Tree, no: types.Tree) -> Any:
+  """Returns one of two nests; the condition is `[]`."""
+  return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
