@@ -537,8 +537,8 @@ def _rescued(
 ) -> Iterator[None]:
   """Saves the newest state of a run that ends with an error."""
 
-  def rescue(has_ended: bool = False) -> None:
-    if message := saver.rescue(has_ended):
+  def rescue(has_ended: bool = False, resumes: bool = True) -> None:
+    if message := saver.rescue(has_ended, resumes):
       signals.print_at_once(f"{message}\n")
 
   watch.saver, learners.rescue = saver, rescue
@@ -546,7 +546,10 @@ def _rescued(
     yield
   except BaseException as error:
     # A TimeoutError reports threads that are still running.
-    rescue(has_ended=not isinstance(error, TimeoutError))
+    rescue(
+      has_ended=not isinstance(error, TimeoutError),
+      resumes=not isinstance(error, counters.StuckError),
+    )
     raise
 
 

@@ -62,6 +62,7 @@ class FunctionalEnvironment:
       donate_argnums=0,
     )
     self._return = np.zeros(num_envs, np.float32)
+    self._due_first = np.ones(num_envs, np.bool_)
     # Rows that `recv` has not returned yet.
     self._ready: list[types.Rows] = []
     self._changed = threading.Condition()
@@ -119,6 +120,14 @@ class FunctionalEnvironment:
     timestep, info = jax.tree.map(lambda x: np.array(x[: len(index)]), rows)
     first = timestep.step_type == int(dm_env.StepType.FIRST)
     last = timestep.step_type == int(dm_env.StepType.LAST)
+    wrong = index[self._due_first[index] & ~first]
+    if len(wrong):
+      raise RuntimeError(
+        observations.failure(
+          self._name, int(wrong[0]), self._finish.seed, observations.NO_FIRST
+        )
+      )
+    self._due_first[index] = last
     total = np.where(first, 0, self._return[index] + timestep.reward)
     self._return[index] = total
     episode_return = np.where(last, total, np.nan).astype(np.float32)

@@ -218,6 +218,11 @@ def _is_mask(
   return any(_mask_kinds(action, getattr(made, "spec", made).shape))
 
 
+NO_FIRST = (
+  "expected a FIRST step at the beginning and after each LAST, found another"
+)
+
+
 def failure(name: str, k: int, seed: int, reason: str) -> str:
   """Returns the message for a failure of environment k, seeded `seed + k`."""
   return (

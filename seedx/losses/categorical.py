@@ -39,7 +39,7 @@ def n_step_bootstraps(
 
       G_t = reward_t + discount_t V(step_t)
 
-  A return ends n steps ahead, at its episode's LAST step, or at the end of the
+  A return ends n steps ahead, at its episode's last step, or at the end of the
   stream, whichever comes first. V may be a distribution instead of a number.
 
   >>> bootstraps = n_step_bootstraps(
@@ -76,7 +76,10 @@ def n_step_bootstraps(
     raise ValueError(f"expected n of at least 1, found {n}")
   steps = jnp.arange(starts)
   step_type, reward, discount = map(jnp.asarray, (step_type, reward, discount))
+  first = step_type[1:] == int(dm_env.StepType.FIRST)
+  # A stream that breaks off has no LAST.
   last = step_type == int(dm_env.StepType.LAST)
+  last = last.at[:-1].set(last[:-1] | first)
 
   def extend(ends: Bootstraps, k: jax.Array) -> tuple[Bootstraps, None]:
     step = jnp.minimum(steps + k, length)
@@ -88,10 +91,8 @@ def n_step_bootstraps(
       ends.weight,
     ), None
 
-  first = step_type[1 : starts + 1] == int(dm_env.StepType.FIRST)
-  no_steps = Bootstraps(
-    jnp.zeros(starts), jnp.ones(starts), steps, 1.0 - first.astype(jnp.float32)
-  )
+  weight = 1.0 - first[:starts].astype(jnp.float32)
+  no_steps = Bootstraps(jnp.zeros(starts), jnp.ones(starts), steps, weight)
   ends, _ = jax.lax.scan(extend, no_steps, jnp.arange(1, min(n, length) + 1))
   return ends
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import dm_env
 import numpy as np
 
-from seedx import metrics, types
+from seedx import metrics, signals, types
 from seedx.runtime import wall_clock as wall_clock_lib
 
 
@@ -368,6 +368,10 @@ class _Rounds:
 _FATAL_SKIPPED = 100
 
 
+class StuckError(RuntimeError):
+  """A run has stopped learning; resumed, it would stop again."""
+
+
 class Skipped:
   """Counter of updates that were skipped because they were not finite.
 
@@ -375,28 +379,45 @@ class Skipped:
     updates: number of skipped updates so far.
   """
 
-  def __init__(self) -> None:
+  def __init__(self, where: str = "") -> None:
+    """Starts at 0; `where` follows "update" in the message of the first one."""
     self.updates = 0
     self._in_a_row = 0
+    self._where = where
+    self._is_reported = False
+
+  @property
+  def is_stuck(self) -> bool:
+    """Whether too many consecutive updates were skipped."""
+    return self._in_a_row >= _FATAL_SKIPPED
 
   def add(self, skipped: int, applied: int) -> None:
-    """Counts the newest updates: the skipped and the applied ones."""
+    """Counts the newest updates: the skipped and the applied ones.
+
+    Prints one line at the first skipped update.
+    """
     self.updates += skipped
     self._in_a_row = 0 if applied else self._in_a_row + skipped
+    if skipped and not self._is_reported:
+      self._is_reported = True
+      signals.print_at_once(
+        f"an update{self._where} was skipped, since its result has a NaN or an"
+        " infinity; updates_skipped counts such updates\n"
+      )
 
   def check(self) -> None:
     """Ends a run that has stopped learning.
 
     Raises:
-      RuntimeError: too many consecutive updates were skipped.
+      StuckError: too many consecutive updates were skipped.
     """
-    if self._in_a_row >= _FATAL_SKIPPED:
-      raise RuntimeError(
+    if self.is_stuck:
+      raise StuckError(
         "expected updates with finite results, found a NaN or an infinity in"
-        f" {self._in_a_row} in a row; all of them were skipped, and the"
-        " checkpoints are good. Look for observations or rewards that are very"
-        " large or not finite, then --resume with a smaller --learning-rate or"
-        f" --reward-scale{types.see('numbers-that-are-not-finite')}"
+        f" {self._in_a_row} in a row, which were skipped; look for very large"
+        " observations or rewards, and begin a new run with a smaller"
+        " --learning-rate or --reward-scale"
+        f"{types.see('numbers-that-are-not-finite')}"
       )
 
 

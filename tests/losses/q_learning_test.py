@@ -119,6 +119,16 @@ def test_an_illegal_action_does_not_change_the_loss():
   chex.assert_trees_all_equal(evaluate(stream | masked), evaluate(stream))
 
 
+def test_a_return_does_not_cross_the_end_of_an_episode_without_a_last_step():
+  """Such a stream breaks off where a faulty environment was reset."""
+  step_type = np.array([MID, MID, FIRST, FIRST, MID], np.int32)
+  ends = losses.n_step_bootstraps(step_type, np.ones(5), np.full(5, 0.5), n=3)
+  np.testing.assert_array_equal(ends.step[::3], [1, 4])
+  np.testing.assert_array_equal(ends.reward[::3], [1.0, 1.0])
+  np.testing.assert_array_equal(ends.discount[::3], [0.5, 0.5])
+  np.testing.assert_array_equal(ends.weight, [1.0, 0.0, 0.0, 1.0])
+
+
 def test_returns_of_the_first_steps_alone_are_the_same():
   """A sampled window has one learned step, but n steps in its return."""
   rng = np.random.default_rng(0)

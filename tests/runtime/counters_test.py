@@ -260,7 +260,7 @@ def test_staleness_is_a_mean_over_the_latest_gradients():
   assert (other.steps, other.learned_steps) == (5, 35.5)
 
 
-def test_only_many_skipped_updates_in_a_row_end_a_run():
+def test_only_many_skipped_updates_in_a_row_end_a_run(capfd):
   learned = counters.Learned()
   learned.skip(99)
   learned.check()
@@ -269,8 +269,9 @@ def test_only_many_skipped_updates_in_a_row_end_a_run():
   learned.skip(39)
   learned.check()
   learned.skip(1)
-  with pytest.raises(RuntimeError, match=r"100 in a row.*--resume with"):
+  with pytest.raises(counters.StuckError, match=r"100 in a row.*new run"):
     learned.check()
+  assert capfd.readouterr().err.count("an update was skipped") == 1
   assert learned.measure()["updates_skipped"] == 199
   assert learned.steps == 1
   other = counters.Learned()

@@ -24,6 +24,11 @@ from seedx.metrics import cpu_time
 from seedx.on_cpu import allocator
 from seedx.runtime import process
 
+# Metrics that the result of a run states if they are not 0.
+_COUNTED = {
+  "updates_skipped": "updates were skipped, since their results are not finite",
+  "faulty_steps": "env steps were faulty, and their environments were reset",
+}
 # The number of settings that `--help` lists first.
 _OFTEN = 10
 
@@ -284,6 +289,9 @@ def _result(asked: Asked, run: training.Run) -> list[str]:
     lines.append(f"ended early: --stop-at {asked.files.stop_at:g} is reached")
   if not last["learner_steps"]:
     lines.append("nothing was learned: the run ended before the first update")
+  for name, event in _COUNTED.items():
+    if last.get(name):
+      lines.append(f"{last[name]:,} {event}")
   if run.evaluation:
     lines.append(f"evaluation: {run.evaluation}")
   return [*lines, run.place]

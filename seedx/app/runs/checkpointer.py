@@ -290,12 +290,13 @@ class Checkpointer:
     """Whether a checkpoint is being written to the disk."""
     return self._writing.locked()
 
-  def rescue(self, has_ended: bool = False) -> str:
+  def rescue(self, has_ended: bool = False, resumes: bool = True) -> str:
     """Saves the newest state of a run that ends with an error.
 
     Args:
       has_ended: whether all threads of the run have ended. If not, the replay
         is not saved, since a thread may be using it.
+      resumes: whether the run could continue from its newest state.
 
     Returns:
       A message about what was saved and how to continue; empty if there is no
@@ -322,6 +323,12 @@ class Checkpointer:
     if not steps:
       return failure
     resume = f"--resume {self._run_dir} continues from checkpoint {steps[-1]}"
+    if not resumes:
+      omission = ""
+      resume = (
+        f"--init-from {self._run_dir} begins a new run with the parameters of"
+        f" checkpoint {steps[-1]}"
+      )
     return f"{failure}{'; ' if failure else ''}{resume}{omission}"
 
   def wait(self) -> None:

@@ -15,6 +15,7 @@ from seedx.learning import learner as learner_lib
 from seedx.learning import plan as plan_lib
 from seedx.learning import replayed, updates
 from seedx.on_cpu import random_keys
+from seedx.pipelines.anakin import faults as faults_lib
 
 
 class Keys(NamedTuple):
@@ -44,6 +45,7 @@ class Step(NamedTuple):
     env_steps: `[]` int32, number of environments that took a step; the others
       were reset.
     info: `[N, E]` float32, see `types.Rows`.
+    faults: `[N]` int32, see `faults.masked`.
   """
 
   unroll: types.Unroll
@@ -51,6 +53,7 @@ class Step(NamedTuple):
   episode_length: jax.Array
   env_steps: jax.Array
   info: types.Tree
+  faults: jax.Array
 
 
 class State(NamedTuple):
@@ -101,6 +104,8 @@ class Output(NamedTuple):
     episode_length: `[T, N]`, see `Step`.
     env_steps: `[cores]`, number of env steps of the rollout on each core.
     info: `[T, N, E]`, see `Step`.
+    faults: `[N]` int32, the faults of all steps.
+    faulty_steps: `[cores]`, number of faulty steps on each core.
   """
 
   metrics: dict[str, jax.Array]
@@ -110,6 +115,8 @@ class Output(NamedTuple):
   episode_length: jax.Array
   env_steps: jax.Array
   info: types.Tree
+  faults: jax.Array
+  faulty_steps: jax.Array
 
 
 class Program:
@@ -119,6 +126,7 @@ class Program:
     agent: the agent, made with the axis `sharding.CORES`.
     period: T, number of steps of a rollout.
     past: L - T - 1, number of an unroll's steps before its rollout.
+    observation: spec of the environment's observation.
   """
 
   def __init__(
@@ -140,6 +148,7 @@ class Program:
         "expected no observation_transform and no info_keys, which are not JAX"
         " functions"
       )
+    self.observation = self._environment.observation
     self._spec = envs.spec(env)
     self._cores = learner.num_cores
     self._num_envs = num_envs // self._cores
@@ -151,15 +160,18 @@ class Program:
     if plan.replay is not None:
       self._replay = plan.replay_of_core(self.agent, len(learner.cores()))
 
-  def init(self, agent: base.AgentState, keys: Keys) -> State:
+  def init(self, agent: base.AgentState, keys: Keys) -> tuple[State, jax.Array]:
     """Returns the state of the training before its first rollout.
 
-    The environments have already made the `past` steps before the rollout.
+    The environments have already made the `past` steps before the rollout,
+    whose faults are `[N]` int32.
     """
-    env = functional.init(self._environment, keys.env)
+    fresh = functional.init(self._environment, keys.env)
     spec, rows = self._spec.action, (self._num_envs,)
     action = jnp.zeros((*rows, *spec.shape), spec.dtype)
-    env, timestep = self._step_environments(env, action, keys, 0)
+    env, timestep, faults = self._step_environments(
+      fresh, action, keys, 0, fresh, int(dm_env.StepType.LAST)
+    )
     state = State(
       agent=agent,
       env=env,
@@ -174,8 +186,9 @@ class Program:
     start = Clock(jnp.int32(0), jnp.int32(0))
     state, past = self._rollout(state, keys, start, self.past)
     state = state._replace(past=past.unroll)
+    faults |= jnp.bitwise_or.reduce(past.faults)
     if self._replay is None:
-      return state
+      return state, faults
 
     def share(state: State, keys: Keys) -> types.Share:
       state, unroll, _ = self._unroll(state, keys, start)
@@ -184,7 +197,8 @@ class Program:
     shapes = jax.eval_shape(share, state, keys)
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     replay = self._replay.init(empty)
-    return state._replace(replay=jax.tree.map(lambda x: x[None], replay))
+    replay = jax.tree.map(lambda x: x[None], replay)
+    return state._replace(replay=replay), faults
 
   def advance(
     self, state: State, keys: Keys, clock: Clock, due: jax.Array
@@ -202,9 +216,15 @@ class Program:
       state = state._replace(agent=agent)
     else:
       state, learned = self._replayed(state, keys, clock, due, unroll)
-    returns, lengths = steps.episode_return, steps.episode_length
-    env_steps = jnp.sum(steps.env_steps)[None]
-    return state, Output(*learned, returns, lengths, env_steps, steps.info)
+    return state, Output(
+      *learned,
+      episode_return=steps.episode_return,
+      episode_length=steps.episode_length,
+      env_steps=jnp.sum(steps.env_steps)[None],
+      info=steps.info,
+      faults=jnp.bitwise_or.reduce(steps.faults),
+      faulty_steps=jnp.sum(steps.faults > 0)[None],
+    )
 
   def _unroll(
     self, state: State, keys: Keys, clock: Clock
@@ -229,12 +249,14 @@ class Program:
     self, state: State, keys: Keys, clock: Clock, length: int
   ) -> tuple[State, Step]:
     """Steps all environments `length` times; returns `[length, ...]` steps."""
+    fresh = functional.init(self._environment, keys.env)
 
     def step(state: State, offset: jax.Array) -> tuple[State, Step]:
       unroll, acting = self._act(self.agent, state, keys, clock, offset)
       time = clock.time + offset + 1
-      env, timestep = self._step_environments(
-        state.env, unroll.action, keys, time
+      previous = state.timestep.step_type
+      env, timestep, faults = self._step_environments(
+        state.env, unroll.action, keys, time, fresh, previous
       )
       first = timestep.step_type == int(dm_env.StepType.FIRST)
       total = jnp.where(first, 0, state.episode_return + timestep.reward)
@@ -251,7 +273,8 @@ class Program:
       info = functional.last_info(
         self._environment, env, timestep, self._spec.log_info
       )
-      return state, Step(unroll, ended, lengths, jnp.sum(~first), info)
+      steps = jnp.sum(~first)
+      return state, Step(unroll, ended, lengths, steps, info, faults)
 
     return jax.lax.scan(step, state, jnp.arange(length))
 
@@ -282,17 +305,25 @@ class Program:
     return types.Unroll(inputs, *output, version, core_state), acting
 
   def _step_environments(
-    self, env: types.Tree, action: jax.Array, keys: Keys, time: jax.Array | int
-  ) -> tuple[types.Tree, dm_env.TimeStep]:
+    self,
+    env: types.Tree,
+    action: jax.Array,
+    keys: Keys,
+    time: jax.Array | int,
+    fresh: types.Tree,
+    previous: jax.Array | int,
+  ) -> tuple[types.Tree, dm_env.TimeStep, jax.Array]:
+    """Steps all environments, and masks faults; see `faults.masked`."""
     times = jnp.full(self._num_envs, time, jnp.int32)
     env_keys = random_keys.unrolled(keys.env)
     env, timestep = functional.step(
       self._environment, env, action, env_keys, times
     )
+    env, timestep, faults = faults_lib.masked(env, timestep, fresh, previous)
     observation = tree.map_structure(
       observations.seen, self._spec.observation, timestep.observation
     )
-    return env, timestep._replace(observation=observation)
+    return env, timestep._replace(observation=observation), faults
 
   def _update(
     self,

@@ -15,10 +15,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from seedx import envs, metrics, sharding, types
 from seedx import replay as replay_lib
 from seedx.agents import base
-from seedx.envs import functional
+from seedx.envs import functional, observations
 from seedx.learning import learner as learner_lib
 from seedx.learning import plan as plan_lib
 from seedx.learning import replayed
+from seedx.pipelines.anakin import faults as faults_lib
 from seedx.pipelines.anakin.program import Clock, Keys, Output, Program, State
 from seedx.runtime import counters, process
 from seedx.runtime import seeds as seeds_lib
@@ -36,6 +37,9 @@ class Config(process.Config):
       k has the seed `seed + k`; metrics are means over all trainings.
     updates_per_call: number of rollouts, with their updates, in one call of the
       program. More rollouts mean fewer calls; each call costs time.
+    reset_faulty_envs: whether an environment that returns a NaN or an infinity
+      is reset, and that step is not learned from; if not, the run ends with an
+      error.
     learner: the devices, which act and learn.
     replay: the replay; None for an agent that learns without one.
   """
@@ -44,6 +48,7 @@ class Config(process.Config):
   num_envs: int = types.setting(512, low=1, high=2**20)
   num_seeds: int = types.setting(1, low=1, high=2**16)
   updates_per_call: int = types.setting(1, low=1, high=2**20)
+  reset_faulty_envs: bool = types.setting(False, changes="resume")
   learner: learner_lib.Config = learner_lib.Config()
   replay: replay_lib.Config | None = None
 
@@ -121,14 +126,17 @@ class Training:
       _start(config, self._one.agent), (self._spec(), self._key_specs)
     )
     self._init = self._per_core(
-      self._one.init, (self._spec(), self._key_specs), self._state_specs
+      self._one.init,
+      (self._spec(), self._key_specs),
+      (self._state_specs, self._spec(sharding.CORES)),
     )
     if config.replay is not None:
-      replay = jax.eval_shape(self._init, agent, self._keys).replay
+      replay = jax.eval_shape(self._init, agent, self._keys)[0].replay
       size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(replay))
       cores = config.learner.cores()
       replayed.check_memory(config.replay, cores, size // len(cores))
-    self._state: State = self._init(agent, self._keys)
+    self._faulty_steps = 0
+    self._state: State = self._started(agent)
     self._advance = self._per_core(
       self._scan,
       (self._state_specs, self._key_specs, PartitionSpec(), PartitionSpec()),
@@ -144,7 +152,11 @@ class Training:
     self._ratio = config.replay.ratio(learned_steps) if config.replay else None
     self._env_steps, self._learned_steps = 0, 0.0
     self._last = (time.monotonic(), 0)
-    self._skipped = counters.Skipped()
+    # One for each training.
+    self._skipped = [counters.Skipped()]
+    if num_seeds > 1:
+      names = [f" of the training with seed {k}" for k in self._returns]
+      self._skipped = list(map(counters.Skipped, names))
     self._metrics: dict[str, float] = {}
 
   def begin(self, params: types.Tree, statistics: types.Tree) -> None:
@@ -156,7 +168,7 @@ class Training:
       base.begin(self._one.agent, params, statistics),
     )
     # The environments have made steps before the first rollout: once more.
-    self._state = self._init(self._put(agent, self._spec()), self._keys)
+    self._state = self._started(self._put(agent, self._spec()))
 
   def call(self) -> None:
     """Calls the program once, and counts its results."""
@@ -170,18 +182,23 @@ class Training:
         np.int32(self._clock.time + rollouts * self._one.period),
         np.int32(self._clock.version + updated),
       )
-      self._count(jax.device_get(output), updated, bool(due[-1]))
-    self._skipped.check()
+      output = jax.device_get(output)
+      self._count(output, updated, bool(due[-1]))
+    self._check_faults(output.faults, int(output.faulty_steps.sum()))
+    # The other trainings continue if one has stopped learning.
+    if all(x.is_stuck for x in self._skipped):
+      self._skipped[0].check()
 
   def measure(self) -> dict[str, metrics.Value]:
     """Returns the learner's metrics."""
     num_seeds, replay = self._config.num_seeds, self._config.replay
-    skipped = self._skipped.updates
+    skipped = self._num_skipped
     line: dict[str, metrics.Value] = {
       "learner_steps": int(self._clock.version) - -(-skipped // num_seeds),
       "learned_steps": int(self._learned_steps),
       "updates_skipped": skipped,
       "policy_lag": None,
+      "faulty_steps": self._faulty_steps,
       **self._metrics,
     }
     if replay is not None:
@@ -194,6 +211,10 @@ class Training:
         mean = returns.mean() if self.acted.all_have_ended else None
         line[f"{metrics.OF_SEED}{seed}"] = mean
     return line
+
+  @property
+  def _num_skipped(self) -> int:
+    return sum(x.updates for x in self._skipped)
 
   def _rate_of_all(self) -> float:
     now, env_steps = time.monotonic(), self._env_steps
@@ -219,7 +240,7 @@ class Training:
         "rolled_out": np.int64(self._rolled_out),
         "env_steps": np.int64(self._env_steps),
         "learned_steps": np.float64(self._learned_steps),
-        "updates_skipped": np.int64(self._skipped.updates),
+        "updates_skipped": np.int64(self._num_skipped),
         "returns": {str(k): x.saved() for k, x in self._returns.items()},
       }
 
@@ -236,9 +257,38 @@ class Training:
     self._env_steps = int(saved["env_steps"])
     self._last = (time.monotonic(), self._env_steps)
     self._learned_steps = float(saved["learned_steps"])
-    self._skipped.updates = int(saved["updates_skipped"])
+    self._skipped[0].updates = int(saved["updates_skipped"])
     for seed, returns in self._returns.items():
       returns.restore(saved["returns"][str(seed)])
+
+  def _started(self, agent: base.AgentState) -> State:
+    """Returns the initial state of all trainings with these agents."""
+    state, faults = self._init(agent, self._keys)
+    faults = np.asarray(faults)
+    self._check_faults(faults, int(np.count_nonzero(faults)))
+    return state
+
+  def _check_faults(self, faults: np.ndarray, steps: int) -> None:
+    """Counts faulty steps of environments, `[..., N]`.
+
+    Raises:
+      RuntimeError: there is one, and `reset_faulty_envs` is False.
+    """
+    self._faulty_steps += steps
+    if not steps or self._config.reset_faulty_envs:
+      return
+    num_seeds, num_envs = self._config.num_seeds, self._config.num_envs
+    of_envs = np.bitwise_or.reduce(faults.reshape(num_seeds, -1, num_envs), 1)
+    training, k = map(int, np.argwhere(of_envs)[0])
+    seeds = seeds_lib.Seeds(self._config.seed + training)
+    reason = faults_lib.reason(self._one.observation, int(of_envs[training, k]))
+    raise RuntimeError(
+      observations.failure(
+        self._config.env.env, k, seeds.take(num_envs), reason
+      )
+      + "; --reset-faulty-envs resets such environments instead"
+      + types.see("numbers-that-are-not-finite")
+    )
 
   def _scan(
     self, state: State, keys: Keys, clock: Clock, due: jax.Array
@@ -301,8 +351,9 @@ class Training:
         self._returns.values(), output.episode_return, strict=True
       ):
         returns.add(of_seed[~np.isnan(of_seed)])
-    skipped = int(output.skipped.sum())
-    self._skipped.add(skipped, updated * num_seeds - skipped)
+    for counter, of_seed in zip(self._skipped, output.skipped, strict=True):
+      skipped = int(of_seed.sum())
+      counter.add(skipped, updated - skipped)
     self._learned_steps += float(learned) / num_seeds
     if has_metrics:
       last = {k: x[:, -1].mean() for k, x in output.metrics.items()}
@@ -371,6 +422,8 @@ class Training:
       episode_length=rows,
       env_steps=self._spec(None, sharding.CORES),
       info=rows,
+      faults=self._spec(None, sharding.CORES),
+      faulty_steps=self._spec(None, sharding.CORES),
     )
 
 
