@@ -462,9 +462,7 @@ def _lead(
         saver.finish(bool(ending.status or context.hosts.status))
     finally:
       processes.stop()
-  metric = "evaluation_return" if files.evaluate_env_options else ""
-  metric = metric or "episode_return"
-  is_drawn = _draw(config.env.env, record.name, run_dir, metric)
+  is_drawn = _draw(config.env.env, record.name, run_dir, files)
   return Run(
     run_dir,
     last,
@@ -730,8 +728,12 @@ def _tensorboard(
   return events.TensorBoard(run_dir, settings, videos)
 
 
-def _draw(env: str, name: str, run_dir: pathlib.Path, metric: str) -> bool:
+def _draw(
+  env: str, name: str, run_dir: pathlib.Path, config: evaluations.Config
+) -> bool:
   """Draws the learning curve, or prints why it cannot and returns False."""
+  is_other = bool(config.evaluate_env_options)
+  metric = "evaluation_return" if is_other else "episode_return"
   try:
     lines = metrics.read_lines(run_dir / run_dirs.METRICS)
     plot.draw({env: {name: [lines]}}, run_dir / run_dirs.CURVE, metric)

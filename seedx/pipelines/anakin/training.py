@@ -152,11 +152,8 @@ class Training:
     self._ratio = config.replay.ratio(learned_steps) if config.replay else None
     self._env_steps, self._learned_steps = 0, 0.0
     self._last = (time.monotonic(), 0)
-    # One for each training.
-    self._skipped = [counters.Skipped()]
-    if num_seeds > 1:
-      names = [f" of the training with seed {k}" for k in self._returns]
-      self._skipped = list(map(counters.Skipped, names))
+    where = " of the training with seed {}" if num_seeds > 1 else ""
+    self._skipped = [counters.Skipped(where.format(k)) for k in self._returns]
     self._metrics: dict[str, float] = {}
 
   def begin(self, params: types.Tree, statistics: types.Tree) -> None:
