@@ -104,8 +104,10 @@ def test_faulty_steps_become_first_steps_and_others_stay():
   raw.observation["a"][3, 0, 0] = raw.discount[3] = -np.inf
   previous = np.array([MID, MID, MID, MID, LAST, LAST, FIRST], np.uint8)
   raw.step_type[5] = FIRST
-  env, fresh = np.arange(7.0)[:, None], -np.ones((7, 1))
-  state, timestep, bits = faults.masked(env, raw, fresh, jnp.array(previous))
+  env = np.arange(7, dtype=np.float32)[:, None]
+  state, timestep, bits = faults.masked(
+    env, raw, np.full_like(env, -1), jnp.array(previous)
+  )
   is_faulty = np.array([0, 1, 1, 1, 1, 0, 0], bool)
   np.testing.assert_array_equal(bits > 0, is_faulty)
   np.testing.assert_array_equal(state[:, 0] == -1, is_faulty)

@@ -39,19 +39,27 @@ def masked(
   for k, (_, leaf) in enumerate(_numbers(timestep), 1):
     finite = jnp.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
     faults |= (~finite).astype(jnp.int32) << min(k, _LARGEST_BIT)
-  is_faulty = faults > 0
 
   def replaced(new: types.Array, old: jax.Array) -> jax.Array:
-    rows = is_faulty.reshape(-1, *[1] * (old.ndim - 1))
+    rows = (faults > 0).reshape(-1, *[1] * (old.ndim - 1))
     return jnp.where(rows, new, old)
 
-  timestep = dm_env.TimeStep(
-    step_type=replaced(jnp.uint8(_FIRST), timestep.step_type),
-    reward=replaced(jnp.float32(0), timestep.reward),
-    discount=replaced(jnp.float32(1), timestep.discount),
-    observation=jax.tree.map(_finite, timestep.observation),
+  def replace() -> tuple[types.Tree, dm_env.TimeStep]:
+    return jax.tree.map(replaced, fresh, env), dm_env.TimeStep(
+      step_type=replaced(_FIRST, timestep.step_type),
+      reward=replaced(0, timestep.reward),
+      discount=replaced(1, timestep.discount),
+      observation=jax.tree.map(_finite, timestep.observation),
+    )
+
+  def replace_if_any() -> tuple[types.Tree, dm_env.TimeStep]:
+    return jax.lax.cond(jnp.any(faults > 0), replace, lambda: (env, timestep))
+
+  # On CPU the replacement costs a third of CartPole's rollout, the rest 2%.
+  env, timestep = jax.lax.platform_dependent(
+    cpu=replace_if_any, default=replace
   )
-  return jax.tree.map(replaced, fresh, env), timestep, faults
+  return env, timestep, faults
 
 
 def reason(observation: types.Tree, faults: int) -> str:
