@@ -79,7 +79,7 @@ def draw_curves(
     rows = picture.subplots(len(panels), columns, sharey="row", squeeze=False)
     plotted: set[str] = set()
     for row, (env, by_x) in zip(rows, panels.items(), strict=True):
-      row[0].set_title(textwrap.fill(env, 60))
+      row[0].set_title(_filled(env, 60))
       row[0].set_ylabel(name)
       for axes, (key, curves) in zip(row, by_x.items(), strict=True):
         plotted |= curves.keys()
@@ -117,7 +117,7 @@ def draw_scores(
       name = f"{label} ({_count(runs, 'run')}, {_count(len(parts), 'env')})"
       error = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
       look = {"color": _style(i)["color"], "capsize": 6 if high > low else 0}
-      axes.barh(textwrap.fill(name, 40), mean, xerr=error, **look)
+      axes.barh(_filled(name, 40), mean, xerr=error, **look)
     axes.invert_yaxis()
     axes.set_xlabel("final return: 0 is an environment's first, 1 its best")
     _save(picture, path)
@@ -132,6 +132,13 @@ def _figure(height_inches: float) -> Any:
   )
   backend_agg.FigureCanvasAgg(picture)
   return picture
+
+
+def _filled(text: str, width: int) -> str:
+  """Breaks a name into lines; a longer one than a plot has room for is cut."""
+  return textwrap.fill(
+    text, width, break_on_hyphens=False, max_lines=10, placeholder=" ..."
+  )
 
 
 def _style(i: int) -> dict[str, Any]:
@@ -259,9 +266,7 @@ def _add_legend(
 ) -> None:
   """Adds a legend below the panels, and room for it."""
   for handle in handles:
-    handle.set_label(
-      textwrap.fill(handle.get_label(), _LONGEST_LABEL, break_on_hyphens=False)
-    )
+    handle.set_label(_filled(handle.get_label(), _LONGEST_LABEL))
   renderer = picture.canvas.get_renderer()
   for columns in range(min(len(handles), 5), 0, -1):
     legend = picture.legend(

@@ -177,8 +177,8 @@ def _ended_early(labelled: Sequence[tuple[run_dirs.Run, str]]) -> list[str]:
     key = run.env, label
     ends[key] = max(ends.get(key, 0), run.lines[-1]["env_steps"])
   return [
-    f"seed {run.seed} of {label} ended after {steps:,} of {end:,} env steps;"
-    " the mean is drawn until the shortest run's end"
+    f"seed {run.seed} of {label:.400} ended after {steps:,} of {end:,} env"
+    " steps; the mean is drawn until the shortest run's end"
     for run, label in labelled
     if (steps := run.lines[-1]["env_steps"])
     < _EARLY * (end := ends[run.env, label])

@@ -398,6 +398,31 @@ def test_long_labels_and_names_are_not_clipped_and_do_not_overlap(
   check_texts(drawn[0], monkeypatch)
 
 
+def test_a_label_by_a_stranger_is_cut_and_cannot_control_the_terminal(
+  tmp_path, drawn, monkeypatch, capsys
+):
+  options = {"env": "a" * 4096, "steps": [10, 90]}
+  words = [
+    make_run(
+      tmp_path / str(i),
+      seed=seed,
+      env_options={"a": f"{env_option}\x1b[2J\n" + "b" * 9000},
+      **options | more,
+    )
+    for i, (seed, env_option, more) in enumerate(
+      [(0, "x", {}), (0, "y", {}), (1, "x", {"steps": [10, 20]})]
+    )
+  ]
+  plotted(tmp_path, words)
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) == 2 and "ended after 20 of 90 env steps" in lines[0]
+  assert all(x.isprintable() and len(x) < 1000 for x in lines)
+  check_texts(drawn[0], monkeypatch)
+  (legend,) = drawn[0].legends
+  for shown in legend.get_texts():
+    assert all(x.isprintable() for x in shown.get_text().splitlines())
+
+
 def test_runs_without_episodes_are_marked_in_the_legend(tmp_path, drawn):
   words = [
     make_run(tmp_path / "a", (1.0, 2.0)),
@@ -543,6 +568,16 @@ def errors(tmp_path):
     word = make_run(tmp_path / str(number))
     (tmp_path / str(number) / name).write_text(content)
     yield [word], reason
+  values = {
+    "env of at most 4,096 elements or printable characters": {
+      "env": "A" * 5000
+    },
+    "hidden_sizes of at most 4,096 elements or": {"hidden_sizes": [8] * 5000},
+    "characters, found 5: 'a\\x1b[2J'": {"env": "a\x1b[2J"},
+    "more than 1,048,576": {"env_options": {"a": "A" * 2**20}},
+  }
+  for number, (reason, options) in enumerate(values.items()):
+    yield [make_run(tmp_path / f"value{number}", **options)], reason
   yield [], "expected RUN_DIR"
   yield [good, str(tmp_path / "x")], f"no config.json in '{tmp_path}/x'"
   yield [f"{good}/config.json"], "expected the directory of a run"

@@ -42,6 +42,9 @@ UNSAVED = os.EX_IOERR
 # and entries of a directory.
 _MAX_DEPTH = 3
 _MAX_ENTRIES = 10_000
+# Limits of config.json: bytes; characters of a name, or elements of a list.
+_MAX_BYTES = 2**20
+_MAX_LENGTH = 4096
 # The value of `resume` that continues the run in `run_dir`, or begins it.
 AUTO = "auto"
 
@@ -74,6 +77,17 @@ class Config:
   beyond: Sequence[str] = ()
   unlabelled: Sequence[str] = ()
   init_from: Mapping[str, Any] | None = None
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for a value that is too long, or unprintable."""
+    for name, value in (*vars(self).items(), *self.options.items()):
+      is_sized = isinstance(value, str | list | tuple | Mapping)
+      is_printable = not isinstance(value, str) or value.isprintable()
+      if not is_printable or (is_sized and len(value) > _MAX_LENGTH):
+        raise types.ConfigError(
+          f"expected {name:.80} of at most {_MAX_LENGTH:,} elements or"
+          f" printable characters, found {len(value):,}: {value!r:.80}"
+        )
 
   @property
   def name(self) -> str:
@@ -184,7 +198,8 @@ def write(run_dir: pathlib.Path, content: Config) -> None:
   """Writes `config.json`.
 
   Raises:
-    types.ConfigError: the file is not writable.
+    types.ConfigError: the file is not writable, or would be too large to be
+      read again.
   """
 
   def plain(value: object) -> object:
@@ -193,6 +208,11 @@ def write(run_dir: pathlib.Path, content: Config) -> None:
     return str(value)
 
   text = json.dumps(dataclasses.asdict(content), indent=2, default=plain)
+  if len(text) >= _MAX_BYTES:
+    raise types.ConfigError(
+      f"expected settings of less than {_MAX_BYTES:,} bytes in config.json,"
+      f" found {len(text):,}; let env_options name a file instead"
+    )
   files.write_file(run_dir / CONFIG, text + "\n")
 
 
@@ -223,7 +243,7 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
   """
   path = pathlib.Path(run_dir).expanduser()
   try:
-    content = json.loads(files.Folder(path).read(CONFIG))
+    content = json.loads(files.Folder(path).read(CONFIG, _MAX_BYTES))
     # Raises ValueError if UTF-8 cannot encode a string.
     json.dumps(content, ensure_ascii=False).encode()
   except (FileNotFoundError, NotADirectoryError) as error:
@@ -251,17 +271,13 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
   if content.get("init_from") is not None:
     kinds["init_from"] = dict
   _check_keys(path, content, kinds, seedx)
-  return Config(
-    experiment=content["experiment"],
-    pipeline=content["pipeline"],
-    agent=content["agent"],
-    seedx=content["seedx"],
-    format=content["format"],
-    options=content["options"],
-    beyond=content.get("beyond", ()),
-    unlabelled=content.get("unlabelled", ()),
-    init_from=content.get("init_from"),
-  )
+  names = {x.name for x in dataclasses.fields(Config)} & {*content}
+  try:
+    return Config(**{name: content[name] for name in names})
+  except types.ConfigError as error:
+    raise types.ConfigError(
+      f"cannot read config.json in {str(path)!r} ({error})"
+    ) from error
 
 
 def trusted(
@@ -486,7 +502,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     if uses[name] > 1:
       name = run.experiment.partition(":")[0]
     words = [x for k, x in options.items() if (run.experiment, k) in differing]
-    labels.append(" ".join([name, *words]))
+    labels.append(types.printable(" ".join([name, *words])))
   return labels
 
 

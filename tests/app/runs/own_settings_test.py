@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from seedx import types
+from seedx import envs, types
 from seedx.agents import a2c, base
 from seedx.app.cli import experiments, programs
 from seedx.app.runs import run_dirs
@@ -90,6 +90,16 @@ def test_a_resume_restores_and_changes_only_what_settings_allow(tmp_path):
   ):
     with pytest.raises(types.ConfigError, match="--backlog, --length, --port"):
       run_dirs.check_resumed(saved, wrong, "")
+
+
+def test_a_run_with_settings_that_cannot_be_read_does_not_begin(tmp_path):
+  with pytest.raises(types.ConfigError, match="action_mask of at most 4,096"):
+    written(tmp_path / "name", Config(env=envs.Config(action_mask="A" * 5000)))
+  text = {"text": "A" * (2**20 - 3000)}
+  saved, _ = written(tmp_path / "text", Config(extra=text))
+  assert saved.options["extra"] == text
+  with pytest.raises(types.ConfigError, match="less than 1,048,576 bytes in"):
+    written(tmp_path / "texts", Config(extra={"text": "A" * 2**20}))
 
 
 def test_only_some_settings_must_be_equal_on_all_learner_hosts():
