@@ -84,7 +84,7 @@ class Config(model_lib.Config):
   value_cost: float = types.setting(1.0, changes="run_time", low=0.0)
   n_step: int = types.setting(64, low=1, high=2**16)
   replayed: bool = True
-  residual_blocks: int = types.setting(0, low=0, high=2**10)
+  residual_blocks: int = types.setting(0, low=0, high=2**6)
   residual_channels: int = types.setting(64, low=1, high=2**16)
 
   def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Self
 
@@ -13,6 +14,10 @@ import jax.numpy as jnp
 from seedx import networks, types
 from seedx.agents import acting_step, base, normalizer, optimizers
 from seedx.on_cpu import random_keys
+
+_MAX_LAYERS = 32
+# Device arrays of more elements need other indices than int32.
+_MAX_PARAMETERS = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +123,8 @@ class Model:
     `types.EnvironmentSpec.without` hides parts of observations.
 
     Raises:
-      types.ConfigError: an option has no effect on the observations.
+      types.ConfigError: an option has no effect on the observations, or there
+        are too many layers.
     """
     observation, _ = _without_mask(spec, spec.observation)
     leaves = tuple(jax.tree.leaves(observation))
@@ -136,7 +142,10 @@ class Model:
   def init(
     self, rng_key: jax.Array, action: jax.Array | None = None
   ) -> Variables:
-    """Returns initial variables; a critic has an action `[1, 1, ...]`."""
+    """Returns initial variables; a critic has an action `[1, 1, ...]`.
+
+    Raises types.ConfigError if the network is too large, also when traced.
+    """
     inputs = jax.tree.map(
       lambda x: jnp.asarray(x)[None], acting_step.zero_inputs(self.spec, 1)
     )
@@ -149,6 +158,12 @@ class Model:
       self.network.initial_core_state(1),
       action=action,
     )
+    size = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    if size > _MAX_PARAMETERS:
+      raise types.ConfigError(
+        f"expected a network of at most {_MAX_PARAMETERS:,} parameters, found"
+        f" {size:,}; make its layers smaller, see hidden_sizes"
+      )
     statistics: types.Tree = ()
     if self.config.normalize_observations:
       spec, _ = _without_mask(self.spec, self.spec.observation)
@@ -294,6 +309,11 @@ def _tower(
 def _check_use(
   config: Config, observation: Sequence[dm_env.specs.Array]
 ) -> None:
+  if len(config.hidden_sizes) > _MAX_LAYERS:
+    raise types.ConfigError(
+      f"expected hidden_sizes of at most {_MAX_LAYERS} layers, found"
+      f" {len(config.hidden_sizes):,}"
+    )
   if config.stack_frames > 1 and not any(map(types.is_image, observation)):
     raise types.ConfigError(
       f"expected stack_frames 1 for observations without images, found"

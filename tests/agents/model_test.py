@@ -71,6 +71,23 @@ def test_a_spec_without_its_mask_key_has_no_mask():
   assert [*SPEC.without("state", "legal").observation] == ["board"]
 
 
+def test_a_network_that_is_too_large_is_refused_before_it_is_made():
+  large, wide = (
+    model.Model.make(SPEC, model.Config(hidden_sizes=x), networks.QHead(4))
+    for x in ((2**20, 2**20), (2**20,))
+  )
+  with pytest.raises(types.ConfigError, match="parameters, found 1,099,5"):
+    jax.jit(large.init)(jax.random.key(0))
+  assert jax.eval_shape(wide.init, jax.random.key(0)).params
+
+
+def test_a_number_of_layers_that_would_be_traced_for_minutes_is_refused():
+  deep, deeper = (model.Config(hidden_sizes=(8,) * x) for x in (32, 33))
+  assert model.Model.make(SPEC, deep, networks.QHead(4))
+  with pytest.raises(types.ConfigError, match="most 32 layers, found 33"):
+    model.Model.make(SPEC, deeper, networks.QHead(4))
+
+
 class Critic(nn.Module):
   """A critic that adds the sum of an action to its value."""
 
