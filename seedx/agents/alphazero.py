@@ -57,7 +57,7 @@ class Config(model_lib.Config):
     value_cost: weight of the value loss.
     n_step: number of moves, of both players, after which the value's target
       bootstraps instead of waiting for the game's result; at most the length of
-      the longest game.
+      the longest game. Without a replay, the unroll's end sets it.
     replayed: whether the agent learns from a replay; if not, from each unroll
       once.
     residual_blocks: number of residual blocks of convolutions, as in the paper
@@ -94,6 +94,12 @@ class Config(model_lib.Config):
       raise types.ConfigError(
         "expected residual_blocks 0 with a torso of your own, found"
         f" {self.residual_blocks}"
+      )
+    if not self.replayed and self.n_step != type(self).n_step:
+      raise types.ConfigError(
+        "expected n_step only with a replay, found"
+        f" {self.n_step} with replayed=False; set unroll_length, at whose end"
+        " returns without a replay bootstrap"
       )
 
   def for_images(self) -> Self:

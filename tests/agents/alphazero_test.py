@@ -236,9 +236,8 @@ def symmetric_params():
 @pytest.mark.parametrize("replayed", [True, False])
 def test_symmetries_leave_the_loss_of_a_symmetric_network_equal(replayed):
   unroll = unroll_of()
-  plain, augmented = (
-    agent_of(symmetries=x, replayed=replayed, n_step=3) for x in (False, True)
-  )
+  fields = {"n_step": 3} if replayed else {"replayed": False}
+  plain, augmented = (agent_of(symmetries=x, **fields) for x in (False, True))
   length = 4 if replayed else STEPS
   batches = [cut(unroll, 2, 2 + length, row) for row in range(SIZE)]
   if not replayed:
@@ -431,6 +430,12 @@ def test_residual_blocks_are_refused_only_beside_a_torso_of_your_own():
     )
   ]
   assert shapes[0] == shapes[1]
+
+
+def test_the_length_of_returns_is_refused_without_a_replay():
+  with pytest.raises(types.ConfigError, match="5 with replayed=False; set"):
+    alphazero.Config(replayed=False, n_step=5)
+  assert alphazero.Config(n_step=5) and alphazero.Config(replayed=False)
 
 
 @pytest.mark.parametrize("agent", [a2c, ppo, dqn])

@@ -116,6 +116,8 @@ def agent_config(pipeline, name, **changes):
     fields |= {"n_step": 2, "replayed": pipeline not in on_policy}
   if name == "alphazero":
     fields |= {"num_simulations": 4}
+    if not fields["replayed"]:  # The unroll's end bootstraps.
+      del fields["n_step"]
   if name == "r2d2":
     fields |= {"burn_in": 2, "sequence_length": 6, "lstm_size": 8}
   return dataclasses.replace(AGENTS[name], **fields | changes)
