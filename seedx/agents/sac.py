@@ -40,7 +40,8 @@ class Config(critics.Config):
   temperature_learning_rate: float = types.setting(
     1e-3, changes="run_time", low=0.0, high=1e3
   )
-  target_entropy: float = types.setting(-1.0, low=-1e3, high=1e3)
+  # A squashed Gaussian has at most 0.6836, at mean 0 and scale 0.874.
+  target_entropy: float = types.setting(-1.0, low=-1e3, high=0.68)
   target_entropy_share: float = types.setting(0.5, low=0.0, high=1.0)
 
   def make(

@@ -64,6 +64,28 @@ def pictures(agent: base.Config, env: envs.Config) -> list[str]:
   return lines
 
 
+def doubts(agent: Any, env: envs.Config) -> list[str]:
+  """Returns a line for each setting that hardly fits the environment."""
+  spec, lines = envs.spec(env), []
+  if spec.game is not None and getattr(agent, "search", "") == "puct":
+    moves = int(spec.game.legal(spec.game.start()).sum())
+    if agent.num_simulations < moves:
+      lines.append(
+        f"search puct: {agent.num_simulations} simulations cannot visit the"
+        f" {moves} moves of the first position, and a move without a visit is"
+        f" learned with probability 0; use --num-simulations {2 * moves} or"
+        " --search gumbel"
+      )
+  size = math.prod(spec.action.shape)
+  target = getattr(agent, "target_entropy", 0.0)
+  if size > 1 and target <= -size:
+    lines.append(
+      f"target_entropy {target:g} is that of each of the {size} dimensions; for"
+      f" a sum of {target:g}, use --target-entropy {target / size:.3g}"
+    )
+  return lines
+
+
 @dataclasses.dataclass
 class _Layers:
   """Descriptions of called modules; modules within these are left out."""

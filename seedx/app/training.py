@@ -568,8 +568,9 @@ def _introduce(
 def _introduce_network(
   config: process.Config, taken: warm_start.Taken | None
 ) -> None:
-  """Prints lines about unclear images, the network, and its parameters."""
+  """Prints lines about unclear images and settings, and about the network."""
   lines = described.pictures(config.agent, config.env)
+  lines += described.doubts(config.agent, config.env)
   lines.append(described.network(config.agent, config.env))
   lines += [] if taken is None else [taken.words]
   with contextlib.suppress(OSError):  # stderr may be on a full disk.

@@ -48,13 +48,8 @@ def test_the_policy_draws_from_a_squashed_gaussian():
 STEEPNESS = 2.0
 
 
-def temperature_of(entropy):
-  """Returns the alpha for which the best policy for -2 a^2 has an entropy.
-
-  By quadrature. The policy's mean is 0, and its scale s maximizes
-
-      V(s) = E[-2 a^2] + alpha H(s), so alpha = -(dE[-2 a^2]/ds) / (dH/ds).
-  """
+def policies_of_mean_0():
+  """Returns actions before the tanh, their weights, and entropies, by scale."""
   noise = np.linspace(-8, 8, 1001)
   weight = np.exp(-0.5 * noise**2) / np.sqrt(2 * np.pi) * (noise[1] - noise[0])
   log_scale = np.linspace(-4, 1, 1001)
@@ -63,6 +58,28 @@ def temperature_of(entropy):
   size = np.abs(unbounded)
   log_slope = 2 * (np.log(2) - size - np.log1p(np.exp(-2 * size)))
   entropies = log_scale + 0.5 * np.log(2 * np.pi * np.e) + log_slope @ weight
+  return unbounded, weight, entropies
+
+
+def test_a_target_above_every_reachable_entropy_is_refused():
+  _, _, entropies = policies_of_mean_0()
+  highest = np.max(entropies)
+  assert sac.Config(target_entropy=highest - 0.01)
+  for target in (highest + 1e-3, 1.0):
+    with pytest.raises(
+      types.ConfigError, match=r"from -1000.0 to 0.6\d, found"
+    ):
+      sac.Config(target_entropy=target)
+
+
+def temperature_of(entropy):
+  """Returns the alpha for which the best policy for -2 a^2 has an entropy.
+
+  By quadrature. The policy's mean is 0, and its scale s maximizes
+
+      V(s) = E[-2 a^2] + alpha H(s), so alpha = -(dE[-2 a^2]/ds) / (dH/ds).
+  """
+  unbounded, weight, entropies = policies_of_mean_0()
   values = -STEEPNESS * np.tanh(unbounded) ** 2 @ weight
   rises = np.flatnonzero(np.diff(entropies) > 0)
   best = rises[np.argmin(np.abs(entropies[rises] - entropy))]

@@ -17,7 +17,7 @@ from flax import linen as nn
 from experiments import a2c as a2c_experiment
 from seedx import app, envs, metrics, types, wire
 from seedx.acting import evaluator
-from seedx.agents import a2c, ddpg, dqn, ppo, rainbow, sac
+from seedx.agents import a2c, alphazero, ddpg, dqn, ppo, rainbow, sac
 from seedx.app import described, devices, roles
 from seedx.app.cli import programs as programs_of_experiments
 from seedx.app.runs import run_dirs
@@ -53,12 +53,16 @@ def train(words, folder):
   )
 
 
-def test_a_run_prints_its_setup_its_progress_and_its_result(tmp_path, capfd):
+def test_a_run_prints_its_setup_its_progress_and_its_result(
+  tmp_path, capfd, monkeypatch
+):
+  monkeypatch.setattr(described, "doubts", lambda agent, env: [env.env])
   assert train("--log-every 0 --log-seconds 0", tmp_path / "run") == 0
   captured = capfd.readouterr()
   first, *rows = captured.err.splitlines()
   assert first == f"a2c on CartPole-v1 | 8 x CPU | {tmp_path}/run"
-  network, *rows = rows
+  doubt, network, *rows = rows
+  assert doubt == "CartPole-v1"
   assert network == "network: MLP 8 tanh, policy 2 + value 1: 67 parameters"
   assert sum("/400" in row for row in rows) > 3
   ended = metrics.read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["episodes"]
@@ -473,6 +477,37 @@ def test_a_line_reports_what_unclear_images_are_taken_for(
     assert re.match(f"observation a, {leaf.dtype} .*{words}", line)
   own = dataclasses.replace(ppo.Config(), torso=nn.Dense(8))
   assert described.pictures(own, app_test.CARTPOLE) == []
+
+
+TIC_TAC_TOE = envs.Config("seedx:TicTacToe")
+PUCT = alphazero.Config(search="puct", num_simulations=8)
+
+
+@pytest.mark.parametrize(
+  ("agent", "env", "words"),
+  [
+    (PUCT, TIC_TAC_TOE, "the 9 moves .*; use --num-simulations 18 or"),
+    (dataclasses.replace(PUCT, num_simulations=9), TIC_TAC_TOE, None),
+    (dataclasses.replace(PUCT, search="gumbel"), TIC_TAC_TOE, None),
+    (PUCT, app_test.CARTPOLE, None),  # Making the agent refuses it.
+    (sac.Config(target_entropy=-6), 6, "6 dimensions.*--target-entropy -1$"),
+    (sac.Config(target_entropy=-3), 6, None),
+    (sac.Config(target_entropy=-3), 1, None),
+    (sac.Config(), 1, None),
+  ],
+)
+def test_a_line_reports_a_setting_that_hardly_fits_the_environment(
+  agent, env, words, monkeypatch
+):
+  if not isinstance(env, envs.Config):
+    spec = types.EnvironmentSpec(
+      specs.Array((3,), np.float32),
+      specs.BoundedArray((env,), np.float32, -1, 1),
+    )
+    monkeypatch.setattr(described.envs, "spec", lambda config: spec)
+  lines = described.doubts(agent, env)
+  assert len(lines) == (words is not None)
+  assert all(re.search(words, line) for line in lines)
 
 
 def test_a_run_that_learned_nothing_reports_it(tmp_path):
