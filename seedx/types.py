@@ -320,6 +320,7 @@ class EnvironmentSpec:
     players: 2 if two players alternate: each reward is that of the player that
       moved, and the next observation is seen by the other. Otherwise 1.
     hidden: keys of `observation` that networks do not see.
+    normalizers: names of Gymnasium's normalizing wrappers in the environment.
   """
 
   observation: Tree
@@ -331,6 +332,7 @@ class EnvironmentSpec:
   game: Any = None
   players: int = 1
   hidden: Sequence[str] = ()
+  normalizers: Sequence[str] = ()
 
   def without(self, *keys: str) -> "EnvironmentSpec":
     """Returns the spec without some keys of `observation`.

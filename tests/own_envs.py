@@ -19,6 +19,38 @@ def cartpole(**options):
   return gymnasium.make("CartPole-v1", **options)
 
 
+class Inside(gymnasium.Env):
+  """Plays in an environment, or in a vector of one, that is an attribute."""
+
+  observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+  action_space = spaces.Discrete(2)
+
+  def __init__(self, inner):
+    self._inner, self._itself = inner, self
+
+  def reset(self, *, seed=None, options=None):
+    return np.zeros(4, np.float32), {}
+
+
+def normalized(how):
+  """Returns a CartPole that wrappers of Gymnasium's normalize, or do not."""
+  wrappers, env = gymnasium.wrappers, cartpole()
+  match how:
+    case "none":
+      return Inside(wrappers.TimeLimit(env, 9))
+    case "observation":
+      return wrappers.TimeLimit(wrappers.NormalizeObservation(env), 9)
+    case "both":
+      return wrappers.NormalizeReward(wrappers.NormalizeObservation(env))
+    case "inside":
+      return Inside(wrappers.NormalizeReward(env))
+    case "of a vector":
+      vector = gymnasium.vector.SyncVectorEnv([lambda: env])
+      return Inside(wrappers.vector.NormalizeObservation(vector))
+  made = functools.partial(wrappers.NormalizeReward, env)
+  return Inside(gymnasium.vector.SyncVectorEnv([made]))
+
+
 class Counting(gymnasium.Env):
   """Counts its steps; the observation is (seed, episode, step, last action).
 

@@ -16,6 +16,11 @@ from seedx.networks import critic, heads, lstm, torsos
 _CONTAINERS = (networks.Network, torsos.Torso)
 # An array with two longer sides may be an image.
 _MIN_SIDE = 7
+# The settings that replace Gymnasium's wrappers.
+_INSTEAD = {
+  "NormalizeObservation": "normalize_observations",
+  "NormalizeReward": "normalize_rewards",
+}
 
 
 def network(agent: base.Config, env: envs.Config) -> str:
@@ -67,6 +72,15 @@ def pictures(agent: base.Config, env: envs.Config) -> list[str]:
 def doubts(agent: Any, env: envs.Config) -> list[str]:
   """Returns a line for each setting that hardly fits the environment."""
   spec, lines = envs.spec(env), []
+  for name in spec.normalizers:
+    remedy = (
+      _INSTEAD[name] if hasattr(agent, _INSTEAD[name]) else "reward_scale"
+    )
+    lines.append(
+      f"{name} in the environment has statistics of its own, with which each"
+      f" process and each evaluation begins anew; use"
+      f" --{remedy.replace('_', '-')} instead"
+    )
   if spec.game is not None and getattr(agent, "search", "") == "puct":
     moves = int(spec.game.legal(spec.game.start()).sum())
     if agent.num_simulations < moves:

@@ -38,9 +38,10 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
         child.end([worker])
     signature = _signatures[key]
   native = actions.Actions(config.env, signature.action)
-  return observations.environment_spec(
+  spec = observations.environment_spec(
     config, signature.observation, native.spec, native.native
   )
+  return dataclasses.replace(spec, normalizers=signature.normalizers)
 
 
 class ProcessEnvironment:

@@ -494,15 +494,20 @@ PUCT = alphazero.Config(search="puct", num_simulations=8)
     (sac.Config(target_entropy=-3), 6, None),
     (sac.Config(target_entropy=-3), 1, None),
     (sac.Config(), 1, None),
+    (a2c.Config(), "Observation", "^NormalizeOb.*--normalize-observations i"),
+    (a2c.Config(), "Reward", "^NormalizeReward .*--normalize-rewards instead"),
+    (dqn.Config(), "Reward", "^NormalizeReward .*--reward-scale instead"),
   ],
 )
 def test_a_line_reports_a_setting_that_hardly_fits_the_environment(
   agent, env, words, monkeypatch
 ):
   if not isinstance(env, envs.Config):
+    shape = (env,) if isinstance(env, int) else ()
     spec = types.EnvironmentSpec(
       specs.Array((3,), np.float32),
-      specs.BoundedArray((env,), np.float32, -1, 1),
+      specs.BoundedArray(shape, np.float32, -1, 1),
+      normalizers=() if shape else (f"Normalize{env}",),
     )
     monkeypatch.setattr(described.envs, "spec", lambda config: spec)
   lines = described.doubts(agent, env)

@@ -247,6 +247,22 @@ def test_the_shape_of_an_image_shows_where_its_channels_are(shape, expected):
   assert spec.observation.shape == expected
 
 
+@pytest.mark.parametrize(
+  ("how", "expected"),
+  [
+    ("none", ""),
+    ("observation", "Observation"),
+    ("both", "Observation Reward"),
+    ("inside", "Reward"),
+    ("of a vector", "Observation"),
+    ("in a vector", "Reward"),
+  ],
+)
+def test_a_spec_names_the_wrappers_that_normalize(how, expected):
+  spec = envs.spec(config_of("normalized", {"how": how}))
+  assert spec.normalizers == tuple(f"Normalize{x}" for x in expected.split())
+
+
 def test_images_have_their_channels_first(start):
   picture = np.arange(4 * 6 * 3).reshape(4, 6, 3)
   options = {"shape": (4, 6, 3)}
@@ -943,7 +959,7 @@ def processes_that_send(*written, whole):
   [
     (b"R" + np.array([2, 2], np.int32).tobytes(), True),
     (b"R" + np.array([3], np.int32).tobytes(), True),
-    (b"D" + pickle.dumps((1, 2, 3)), True),
+    (b"D" + pickle.dumps((1, 2, 3, 4)), True),
     (b"?", True),
     (b"\x7f\xff\xff\xffR", False),
     (b"", False),

@@ -67,6 +67,7 @@ class Signature(NamedTuple):
 
   observation: types.Tree
   action: types.Tree
+  normalizers: tuple[str, ...] = ()
 
 
 class SharedRows(NamedTuple):

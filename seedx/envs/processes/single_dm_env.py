@@ -16,6 +16,7 @@ class Single:
   """See `single.Single`."""
 
   last_info: Sequence[float] = ()
+  normalizers: tuple[str, ...] = ()
 
   def __init__(
     self, config: env_config.Config, env: dm_env.Environment

@@ -54,6 +54,7 @@ class Single:
       lambda key, x: single.observation_leaf(name, (key,), np.asarray(x)),
     )
     self._env, self._name = env, name
+    self.normalizers = _normalizers(env)
     self._last_info = last_info.LastInfo(config) if config.log_info else None
     self.last_info: Sequence[float] = ()
     self.first_observation = observations.joined(
@@ -100,6 +101,22 @@ class Single:
   def close(self) -> None:
     """See `single.Single`."""
     self._env.close()
+
+
+def _normalizers(env: Any) -> tuple[str, ...]:
+  """Returns the names of normalizing wrappers, also around inner vectors."""
+  by_id: dict[int, Any] = {}
+  left = [env]
+  while left:
+    env = left.pop()
+    is_env = isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv)
+    if is_env and id(env) not in by_id:
+      by_id[id(env)] = env
+      left += [*vars(env).values(), *(vars(env).get("envs") or ())]
+  names = {x.__name__ for env in by_id.values() for x in type(env).__mro__}
+  return tuple(
+    x for x in ("NormalizeObservation", "NormalizeReward") if x in names
+  )
 
 
 def _refuse(returned: Any) -> NoReturn:

@@ -317,4 +317,6 @@ def _arguments(
 
 def _signature(environment: single.Single) -> messages.Signature:
   specs = tree.map_structure(lambda leaf: leaf.spec, environment.observation)
-  return messages.Signature(specs, environment.action.native)
+  return messages.Signature(
+    specs, environment.action.native, environment.normalizers
+  )
