@@ -132,7 +132,7 @@ def test_timing_a_wait_costs_less_than_50_calls_of_the_clock():
   [
     (0.9, 0.0, 0.0, "environments"),  # With a replay, the learner never waits.
     (0.1, 0.3, 0.0, "learner"),  # Inference waits for the learner.
-    (0.3, 0.1, 0.7, "inference"),
+    (0.3, 0.1, 0.7, "acting"),
     (0.5, 0.2, 0.6, "environments"),
   ],
 )
@@ -332,7 +332,15 @@ LINE = {
   "acting_wait_environments": 0.1,
   "acting_wait_learner": 0.7,
   "learning_wait_experience": 0.0,
+  "wall_seconds": 20.0,
+  "compile_seconds": 4.0,
 }
+
+
+def line_before(rate, **changes):
+  """Returns the line a second before `LINE`, with a rate between them."""
+  steps, seconds = LINE["env_steps"] - rate, LINE["wall_seconds"] - 1
+  return {**LINE, "env_steps": steps, "wall_seconds": seconds, **changes}
 
 
 def console(total_steps=10_000_000):
@@ -346,10 +354,12 @@ def rows(stream):
 
 
 def test_row_shows_everything_in_80_columns():
-  sink, stream, _ = console()
+  sink, stream, clock = console()
+  sink.write(line_before(490_000))
+  clock.sleep(10.0)
   sink.write(LINE)
   sink.close()  # The last line is not shown again.
-  header, row = stream.getvalue().splitlines()
+  header, _, row = stream.getvalue().splitlines()
   assert row.split() == [
     "2.5M/10M",
     "25%",
@@ -384,7 +394,7 @@ def test_row_shows_the_steps_since_the_last_episode():
   [
     (0.5, 8, "updates: try --micro-batches 8"),
     (0.5, None, "updates"),
-    (0.4, 8, "inference"),
+    (0.4, 8, "acting"),
   ],
 )
 def test_row_names_a_remedy_if_inference_waits_for_updates(
@@ -484,8 +494,21 @@ def test_rows_come_at_most_every_10_seconds_and_the_last_at_close():
   ],
 )
 def test_the_time_left_is_shown_in_at_most_two_units(rate, left):
-  sink, stream, _ = console()
-  sink.write({**LINE, "steps_per_second": rate})
+  sink, stream, clock = console()
+  sink.write(line_before(rate))
+  clock.sleep(10.0)
+  sink.write(LINE)
+  assert rows(stream)[-1][5] == left
+
+
+@pytest.mark.parametrize(
+  ("compile_seconds", "left"), [(4.0, "1m15s"), (3.75, "56s"), (3.2, "-")]
+)
+def test_the_time_left_counts_no_compilation(compile_seconds, left):
+  sink, stream, clock = console()
+  sink.write(line_before(100_000, compile_seconds=compile_seconds))
+  clock.sleep(10.0)
+  sink.write(LINE)
   assert rows(stream)[-1][5] == left
 
 
@@ -521,6 +544,7 @@ def test_terminal_shows_one_status_in_place_and_the_cursor_comes_back(
   reader.start()
   with os.fdopen(slave, "w") as stream:
     sink = metrics.Console(10_000_000, stream)
+    sink.write(line_before(490_000, env_steps=2_010_000))
     sink.write(LINE)
     sink.write({**LINE, "env_steps": 5_000_000})
     sink.close()
@@ -603,11 +627,13 @@ def test_returns_from_many_threads_are_all_counted():
 
 def test_time_left_does_not_jump_with_one_slow_interval():
   sink, stream, clock = console()
-  for rate in (100_000.0, 10_000.0):
-    sink.write({**LINE, "steps_per_second": rate})
+  for line in (line_before(100_000.0), LINE):
+    sink.write(line)
     clock.sleep(10.0)
-  # The last interval's rate alone would give 12m30s.
-  assert [row[5] for row in rows(stream)[1:]] == ["1m15s", "1m42s"]
+  steps, seconds = LINE["env_steps"] + 10_000, LINE["wall_seconds"] + 1
+  sink.write({**LINE, "env_steps": steps, "wall_seconds": seconds})
+  # The last interval's rate alone would give 12m29s.
+  assert [row[5] for row in rows(stream)[1:]] == ["-", "1m15s", "1m42s"]
 
 
 def test_the_mean_of_seeds_weights_trainings_equally():

@@ -131,6 +131,8 @@ class Run:
     status: exit status for the program: 0, or that of the signal that ended the
       run, see `signals`.
     host: index of this learner host.
+    steps_before: number of env steps before this start of a resumed run.
+    seconds_before: seconds before this start of a resumed run.
     is_saved: whether the last checkpoint is on the disk.
     unwritten: names of what could not be written, such as the last checkpoint;
       empty on other hosts than host 0.
@@ -142,6 +144,8 @@ class Run:
   restarts: int = 0
   status: int = 0
   host: int = 0
+  steps_before: int = 0
+  seconds_before: float = 0.0
   is_saved: bool = True
   unwritten: Sequence[str] = ()
 
@@ -442,6 +446,7 @@ def _lead(
       if files.resumed:
         saver.restore()
         _check_total(config, record, files, trainer.acted.env_steps)
+      steps_before = trainer.acted.env_steps
       _share_state(trainer, context.hosts)
       run_dirs.write(run_dir, record)
 
@@ -469,6 +474,8 @@ def _lead(
     evaluation=evaluation.words if evaluation else "",
     restarts=processes.restarts,
     status=ending.status,
+    steps_before=steps_before,
+    seconds_before=trainer.acted.wall_clock.past_seconds,
     is_saved=saver.is_saved,
     unwritten=_unwritten(saver, evaluation, sinks, is_drawn),
   )

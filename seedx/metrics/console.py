@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
+import numpy as np
+
 from seedx.metrics import meters, sinks
 
 # A row of the table, 79 characters wide, or longer if a message replaces the
@@ -29,13 +31,14 @@ _ROWS_PER_HEADER = 20
 # After this time without an env step or an update, a message replaces the
 # bottleneck.
 _STALLED_SECONDS = 5.0
-# Share of time above which inference only waits.
+# Share of time above which acting only waits.
 _ONLY_WAITS = 0.9
+_CLOCKS = ("env_steps", "wall_seconds", "compile_seconds")
 # For each bottleneck: the side that waits for it, and the name of the wait.
 _EVIDENCE = {
-  "environments": ("inference waits for them", meters.WAIT_ENVIRONMENTS),
-  "inference": ("the learner waits for it", meters.WAIT_EXPERIENCE),
-  "learner": ("inference waits for it", meters.WAIT_LEARNER),
+  "environments": ("acting waits for them", meters.WAIT_ENVIRONMENTS),
+  "acting": ("the learner waits for it", meters.WAIT_EXPERIENCE),
+  "learner": ("acting waits for it", meters.WAIT_LEARNER),
 }
 
 
@@ -76,6 +79,8 @@ class Console:
     self._clock = clock
     self._start_seconds = clock()
     self._steps_per_second: float | None = None
+    # The values of `_CLOCKS` in the line before.
+    self._clocks: list[float] | None = None
     self._others_join = others_join
     # Env steps in the first line; above 0 if the run was resumed.
     self._first_steps: float | None = None
@@ -87,11 +92,7 @@ class Console:
       self._first_steps = _number(line, "env_steps")
     ages = ("policy_lag", "gradient_staleness")
     self._has_learned |= any(_number(line, x) is not None for x in ages)
-    rate = _number(line, "steps_per_second")
-    if rate is not None:
-      # A moving average, so that the time left does not jump.
-      past = self._steps_per_second
-      self._steps_per_second = rate if past is None else 0.7 * past + 0.3 * rate
+    self._measure_rate(line)
     is_over = (_number(line, "env_steps") or 0.0) >= self._total_steps
     learning = self._has_learned or is_over
     self._view.show(self._progress(line) if learning else self._startup(line))
@@ -99,6 +100,17 @@ class Console:
   def close(self) -> None:
     """Prints the last row if it is pending, and restores the cursor."""
     self._view.close()
+
+  def _measure_rate(self, line: sinks.Line) -> None:
+    """Updates the rate behind the time left, without time to compile."""
+    clocks = [_number(line, name) or 0.0 for name in _CLOCKS]
+    steps, seconds, compiling = np.subtract(clocks, self._clocks or clocks)
+    self._clocks = clocks
+    if compiling >= seconds / 2:  # Also in the first line.
+      return
+    rate, past = steps / (seconds - compiling), self._steps_per_second
+    # A moving average, so that the time left does not jump.
+    self._steps_per_second = rate if past is None else 0.7 * past + 0.3 * rate
 
   def _startup(self, line: sinks.Line) -> dict[str, str]:
     """Formats a line as `_progress` does, before the first update."""
@@ -195,10 +207,10 @@ def _diagnosis(line: sinks.Line) -> tuple[str, str]:
   slowest = meters.bottleneck(waits)
   behind = _number(line, meters.WAIT_UPDATE) or 0.0
   work = 1.0 - waits[meters.WAIT_ENVIRONMENTS] - waits[meters.WAIT_LEARNER]
-  if slowest == "inference" and behind > work / 2:
+  if slowest == "acting" and behind > work / 2:
     number = _number(line, meters.MICRO_BATCHES)
     remedy = f": try --micro-batches {number:.0f}" if number else ""
-    evidence = f" (inference waits for them {behind:.0%} of the time)"
+    evidence = f" (acting waits for them {behind:.0%} of the time)"
     return f"updates{remedy}", evidence
   text, name = _EVIDENCE[slowest]
   return slowest, f" ({text} {waits[name]:.0%} of the time)"

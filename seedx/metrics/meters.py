@@ -94,21 +94,22 @@ class Waits:
 
 
 def bottleneck(waits: Mapping[str, float]) -> str:
-  """Finds the side to speed up: "environments", "inference" or "learner".
+  """Finds the side to speed up: "environments", "acting" or "learner".
 
-  Steps flow from the environments through inference to the learner. A fast side
-  waits for a slow one, so the waits show the slowest.
+  Steps flow from the environments through acting, which computes the actions,
+  to the learner. A fast side waits for a slow one, so the waits show the
+  slowest.
 
-  1. Inference waits for the learner when the unroll queue is full; the learner
-     waits for experience when the queue is empty. If inference waits longer,
+  1. Acting waits for the learner when the unroll queue is full; the learner
+     waits for experience when the queue is empty. If acting waits longer,
      unrolls arrive faster than the learner uses them: "learner".
-  2. Otherwise a side before the queue is too slow. If inference threads wait
-     for requests longer than they work, it is "environments", which include
-     actors and their connections. Otherwise it is "inference".
+  2. Otherwise a side before the queue is too slow. If acting threads wait for
+     observations longer than they work, it is "environments", which include
+     actors and their connections. Otherwise it is "acting".
 
-  Time on the device counts as work of inference. If the learner shares the
-  device, its updates slow inference down (`WAIT_UPDATE`), and "inference" means
-  that the device is the limit.
+  Time on the device counts as work of acting. If the learner shares the device,
+  its updates slow acting down (`WAIT_UPDATE`), and "acting" means that the
+  device is the limit.
 
   Args:
     waits: shares of time, 0 to 1, of `WAIT_ENVIRONMENTS`, `WAIT_LEARNER` and
@@ -118,7 +119,7 @@ def bottleneck(waits: Mapping[str, float]) -> str:
   if queue > waits[WAIT_EXPERIENCE]:
     return "learner"
   work = 1.0 - requests - queue
-  return "environments" if requests > work else "inference"
+  return "environments" if requests > work else "acting"
 
 
 class Latest:

@@ -276,7 +276,7 @@ def _result(asked: Asked, run: training.Run) -> list[str]:
   last: Mapping[str, Any] = run.metrics
   if run.restarts:
     lines.append(f"processes that died and were restarted: {run.restarts}")
-  lines.append(_verdict(asked.run.env, last))
+  lines.append(_verdict(asked.run.env, run))
   if run.host:
     return [*lines, "host 0 has the run's directory"]
   if run.status:
@@ -360,8 +360,9 @@ def _check_address(config: Any, role: str) -> None:
       raise types.ConfigError(f"expected {flag} with --role {role}, found none")
 
 
-def _verdict(env: envs.Config, last: Mapping[str, Any]) -> str:
+def _verdict(env: envs.Config, run: training.Run) -> str:
   """Formats the mean return, and whether it solves the environment."""
+  last: Mapping[str, Any] = run.metrics
   mean = last["episode_return"]
   if mean is None and last["episodes"]:
     return (
@@ -372,12 +373,14 @@ def _verdict(env: envs.Config, last: Mapping[str, Any]) -> str:
     return "no episode has ended"
   latest = min(100, last["episodes"])
   over = f"the last {latest} episodes" if latest > 1 else "the first episode"
+  # The metrics of a resumed run count all starts, except the time to compile.
+  seconds = last["wall_seconds"] - run.seconds_before
+  rate = (last["env_steps"] - run.steps_before) / max(seconds, 1e-9)
+  since = " since the resume" if run.steps_before else ""
   reached = (
     f"{env.env}: mean return of {over} {mean:.1f} after"
-    f" {last['env_steps']:,} env steps"
-    f" ({last['env_steps'] / max(last['wall_seconds'], 1e-9):,.0f} a second)"
-    f" in {last['wall_seconds']:.0f} s, of which JAX compiled for"
-    f" {last['compile_seconds']:.0f} s"
+    f" {last['env_steps']:,} env steps ({rate:,.0f} a second) in {seconds:.0f}"
+    f" s{since}, of which JAX compiled for {last['compile_seconds']:.0f} s"
   )
   spec = gymnasium.registry.get(env.env)
   # Options, such as another limit of steps, change what can be reached.

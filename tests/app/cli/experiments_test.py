@@ -239,7 +239,7 @@ def test_each_role_of_gorila_can_be_a_separate_command(tmp_path):
   ("options", "judged"), [({}, True), ({"max_episode_steps": 200}, False)]
 )
 def test_a_threshold_is_that_of_the_environment_without_options(
-  options, judged
+  options, judged, tmp_path
 ):
   last = {
     "episode_return": 200.0,
@@ -249,4 +249,11 @@ def test_a_threshold_is_that_of_the_environment_without_options(
     "compile_seconds": 4.0,
   }
   env = envs.Config("CartPole-v1", options)
-  assert ("not solved" in programs_lib._verdict(env, last)) == judged
+  verdict = programs_lib._verdict(env, training.Run(tmp_path, last))
+  assert ("not solved" in verdict) == judged
+  assert "(2,222 a second) in 9 s, of which" in verdict
+  resumed = training.Run(
+    tmp_path, last, steps_before=10_000, seconds_before=4.0
+  )
+  verdict = programs_lib._verdict(env, resumed)
+  assert "(2,000 a second) in 5 s since the resume, of which" in verdict
