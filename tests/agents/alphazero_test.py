@@ -365,6 +365,20 @@ def test_without_a_search_the_move_is_the_networks():
   assert (output.action == 4).all()
 
 
+def test_a_search_prefers_a_won_game_to_any_estimate():
+  """The network's values have no bound, but the result of a game is 1."""
+  config = alphazero.Config(hidden_sizes=(), symmetries=False)
+  evaluate = alphazero.evaluation(config, spec_of())
+  state = jax.tree.map(lambda x: x[None], GAME.start())
+  key = jax.random.key(0)
+  values = [
+    float(evaluate(params_of(value_bias=bias), key, state).value[0])
+    for bias in (-7.0, -0.5, 0.5, 7.0)
+  ]
+  assert -1 < values[0] < values[1] == -0.5
+  assert values[2] == 0.5 < values[3] < 1
+
+
 def test_networks_do_not_see_hidden_parts_of_observations():
   spec = spec_of()
   extended = dataclasses.replace(

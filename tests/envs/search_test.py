@@ -3,6 +3,7 @@
 import collections
 import functools
 import sys
+import types as types_lib
 
 import jax
 import jax.numpy as jnp
@@ -197,6 +198,13 @@ def test_puct_considers_untried_moves_lost():
   start = np.repeat(RULES.start()[None], 8, 0)
   largest = searched("puct", tables_of(), start).visits.max(-1) * SIMULATIONS
   assert (largest > 10).all()
+
+
+def test_of_several_most_visited_moves_the_one_of_most_value_is_played():
+  visits = np.array([[3, 5, 5, 0, 5], [1, 0, 1, 0, 0]])
+  values = np.array([[0.9, -0.5, 0.2, 1.0, 0.1], [-0.3, 1.0, -0.4, 0.0, 0.0]])
+  tree = types_lib.SimpleNamespace(visit_counts=visits, qvalues=values)
+  assert search._most_visited(tree).tolist() == [2, 0]
 
 
 # Batches and randomness

@@ -258,6 +258,14 @@ def test_the_horizon_has_the_number_of_updates_of_the_run(replay, updates):
   assert (plan.horizon.env_steps, plan.horizon.updates) == (1000, updates)
 
 
+def test_beta_rises_over_the_updates_of_windows_with_several_learned_steps():
+  agent = agent_of()
+  needs = dataclasses.replace(agent.needs, learned_steps=5)
+  agent = dataclasses.replace(agent, needs=needs)
+  plan = plan_lib.Plan(1000, 80, replay_config(batch_size=16, ratio=0.5))
+  assert plan.replay_of_core(agent, cores=1).updates == 28 // 5
+
+
 PRIORITIZED = replay.PrioritizedConfig
 
 
