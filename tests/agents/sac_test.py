@@ -43,6 +43,19 @@ def test_the_policy_draws_from_a_squashed_gaussian():
   )
 
 
+def test_the_policy_of_discrete_actions_has_exact_means():
+  policy = sac._SoftChoices(sac.Config(), 3, 0.0)
+  outputs = np.array([[0.0, np.log(2.0), np.log(5.0)]], np.float32)
+  params = {"temperature": np.log(np.float32(0.5))}
+  proposal = policy.propose(params, outputs, np.zeros((1, 3), np.float32))
+  probs = np.array([1.0, 2.0, 5.0]) / 8
+  negative_entropy = np.sum(probs * np.log(probs))
+  np.testing.assert_allclose(proposal.action, probs[None], rtol=1e-5)
+  np.testing.assert_allclose(proposal.log_prob, [negative_entropy], rtol=1e-5)
+  bonus = [-0.5 * negative_entropy]
+  np.testing.assert_allclose(proposal.entropy_bonus, bonus, rtol=1e-5)
+
+
 # The temperature
 
 STEEPNESS = 2.0

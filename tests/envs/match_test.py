@@ -248,6 +248,25 @@ def test_your_own_opponent_is_a_function_of_the_game_and_perhaps_a_text(
   assert not board[0].any()
 
 
+def seed_opponent(game, text=""):
+  """Returns an opponent whose move is the seed of the game."""
+
+  def opponent(rng_key, game_seed, state):
+    del rng_key, state
+    return (game_seed + (100 if text == "other" else 0)).astype(jnp.int32)
+
+  return opponent
+
+
+def test_an_opponent_among_several_gets_what_is_left_of_the_seed():
+  """Or else an opponent that chooses by its seed, too, would not be free."""
+  name = f"{__name__}:seed_opponent"
+  opponent = opponents.make(boards.TIC_TAC_TOE.game, f"{name}+{name}:other")
+  seeds = jnp.arange(4, dtype=jnp.uint32)
+  moves = [opponent(jax.random.key(0), seed, ()) for seed in seeds]
+  assert [int(x) for x in moves] == [0, 100, 1, 101]
+
+
 def test_the_seed_of_a_game_is_drawn_once_for_each_game():
   """An opponent of several policies chooses one by it."""
   match = functional.make(
@@ -324,7 +343,8 @@ def test_games_begin_with_random_moves():
 
 @pytest.mark.parametrize("seat", ["first", "second"])
 def test_the_seat_is_the_agents_also_after_random_moves(seat):
-  timestep, _, _ = played(seed=4, opening_moves=3, opponent="random", seat=seat)
+  # Also where the first reply to these moves would end the game.
+  timestep, _, _ = played(seed=4, opening_moves=9, opponent="random", seat=seat)
   first = timestep.step_type == FIRST
   stones = timestep.observation["board"].sum(axis=(-1, -2))[first]
   behind = stones[:, 1] - stones[:, 0]
