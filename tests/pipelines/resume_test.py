@@ -307,6 +307,18 @@ def test_a_checkpointer_saves_periodically_and_restores_the_newest_checkpoint(
   assert steps_of(tmp_path) == [21, 32, 33]
 
 
+def test_a_run_that_would_stop_again_does_not_recommend_a_resume(
+  tmp_path, monkeypatch
+):
+  run = Counting()
+  kept = Keeper(run, tmp_path, monkeypatch)
+  run.acted.add(7, np.array([]), np.array([]))
+  resume = f"--resume {tmp_path} continues from checkpoint 7"
+  assert kept.rescue(has_ended=True) == resume
+  message = kept.rescue(has_ended=True, resumes=False)
+  assert message.startswith(f"--init-from {tmp_path} begins a new run")
+
+
 class Evaluation:
   """A fake evaluation, due every 10 env steps; tests set its means."""
 
