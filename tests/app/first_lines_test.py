@@ -515,12 +515,18 @@ def test_a_line_reports_a_setting_that_hardly_fits_the_environment(
   assert all(re.search(words, line) for line in lines)
 
 
-def test_a_run_that_learned_nothing_reports_it(tmp_path):
+def test_the_result_reports_what_the_run_lacks(tmp_path):
   run = app.train(app_test.small(), run_dir=str(tmp_path), quiet=True)
   asked = python_types.SimpleNamespace(run=app_test.small())
-  line = "nothing was learned: the run ended before the first update"
-  assert line not in programs_of_experiments._result(asked, run)
-  unlearned = dataclasses.replace(
-    run, metrics={**run.metrics, "learner_steps": 0}
-  )
-  assert line in programs_of_experiments._result(asked, unlearned)
+  usual = programs_of_experiments._result(asked, run)
+  for name, value, words in (
+    ("learner_steps", 0, "nothing was learned: the run ended before the first"),
+    ("updates_skipped", 1200, "1,200 updates were skipped"),
+    ("faulty_steps", 3, "3 env steps were faulty"),
+  ):
+    metrics = {**run.metrics, name: value}
+    lines = programs_of_experiments._result(
+      asked, dataclasses.replace(run, metrics=metrics)
+    )
+    (added,) = (line for line in lines if line not in usual)
+    assert added.startswith(words)
