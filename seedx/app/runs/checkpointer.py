@@ -13,16 +13,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from seedx import (
-  checkpoint,
-  envs,
-  files,
-  metrics,
-  signals,
-  trees,
-  types,
-  wire,
-)
+from seedx import checkpoint, envs, files, metrics, signals, trees, types, wire
 from seedx.app.runs import evaluations
 from seedx.runtime import memory, parts, process
 
