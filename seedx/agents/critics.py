@@ -638,6 +638,8 @@ class _Pair:
 def _optimizer(
   config: Config, policy: Policy, horizon: base.Horizon | None
 ) -> optimizers.Optimizer:
+  if horizon is not None:
+    horizon = horizon.with_windows(config.windows.needs.learned_steps)
   period = policy.actor_period
   return optimizers.Optimizer.make(
     config,

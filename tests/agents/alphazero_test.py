@@ -11,6 +11,7 @@ from dm_env import specs
 
 from seedx import envs, networks, types
 from seedx.agents import a2c, acting_step, alphazero, base, dqn, ppo
+from seedx.envs.functional import search as search_lib
 from tests import conftest
 from tests.envs import boards, match_test
 
@@ -324,6 +325,26 @@ def test_steps_return_legal_moves_and_the_policies_of_searches():
     np.testing.assert_allclose(policy.sum(-1), 1, rtol=1e-5)
 
 
+def test_the_settings_of_a_search_reach_it(monkeypatch):
+  settings = {
+    "num_simulations": 3,
+    "max_considered": 5,
+    "dirichlet_fraction": 0.5,
+    "dirichlet_alpha": 0.7,
+  }
+  agent, seen = agent_of(search="puct", **settings), {}
+
+  def search(*args, **options):
+    seen.update(options)
+    zeros = np.zeros((SIZE, 9), np.float32)
+    return search_lib.Result(np.zeros(SIZE, np.int32), zeros, zeros)
+
+  monkeypatch.setattr(search_lib, "search", search)
+  inputs = types.Inputs(timestep_at(0), (), ())
+  agent.greedy((), jax.random.key(0), inputs, agent.initial_core_state(SIZE))
+  assert seen == settings | {"kind": "puct", "noise": 0.0}
+
+
 @functools.cache
 def greedy(name):
   agent = agent_of()
@@ -365,18 +386,26 @@ def test_without_a_search_the_move_is_the_networks():
   assert (output.action == 4).all()
 
 
-def test_a_search_prefers_a_won_game_to_any_estimate():
-  """The network's values have no bound, but the result of a game is 1."""
-  config = alphazero.Config(hidden_sizes=(), symmetries=False)
-  evaluate = alphazero.evaluation(config, spec_of())
-  state = jax.tree.map(lambda x: x[None], GAME.start())
-  key = jax.random.key(0)
-  values = [
-    float(evaluate(params_of(value_bias=bias), key, state).value[0])
-    for bias in (-7.0, -0.5, 0.5, 7.0)
-  ]
-  assert -1 < values[0] < values[1] == -0.5
-  assert values[2] == 0.5 < values[3] < 1
+def test_a_search_prefers_a_won_game_to_the_best_estimate():
+  """The network's values have no bounds."""
+  rules = boards.TIC_TAC_TOE
+  positions = []
+  for position, values in boards.solved().values():
+    ends = [rules.play(position, k)[1] for k in np.flatnonzero(values <= 1)]
+    # Four simulations try all of these moves.
+    if len(ends) in (2, 3, 4) and 0 < sum(ends) < len(ends):
+      positions.append(position)
+  positions = np.array(positions[:SIZE])
+  observation = {
+    "board": positions,
+    "action_mask": np.array([rules.legal(x) for x in positions]),
+  }
+  timestep = timestep_at(1)._replace(observation=observation)
+  # Any position is very bad for the other player.
+  params = params_of(value_bias=-5.0)
+  output, _ = greedy("greedy")(params, jax.random.key(0), timestep)
+  for position, action in zip(positions, output.action, strict=True):
+    assert rules.play(position, action)[1] == 1
 
 
 def test_networks_do_not_see_hidden_parts_of_observations():

@@ -15,7 +15,8 @@ import scipy.stats
 from dm_env import specs
 
 from seedx import types
-from seedx.agents import acting_step, action_vectors, ddpg, sac
+from seedx.agents import acting_step, action_vectors, base, ddpg, sac
+from seedx.agents import windows as windows_lib
 from tests import conftest
 from tests.agents import critics_reference as reference
 from tests.agents import dqn_test
@@ -231,6 +232,29 @@ def test_each_group_learns_at_its_own_rate(name):
     for key, group in params.items():
       check = assert_differ if key == learned else chex.assert_trees_all_equal
       check(group, state.params[key])
+
+
+class FourSteps(sac.Config):
+  """Windows of four returns of one step."""
+
+  windows = windows_lib.Windows(transitions=4)
+
+
+def test_learning_rates_fall_with_the_updates_of_a_windows_learned_steps():
+  agents = [
+    kind(learning_rate_end=0.0).make(VECTOR, None, base.Horizon(100, 80))
+    for kind in (sac.Config, FourSteps)
+  ]
+  groups = np.ones(1, np.float32)
+  params = dict.fromkeys(("actor", "critic", "temperature"), groups)
+  gradients = base.Gradients(params)
+  steps = []
+  for agent, updates in zip(agents, (40, 10), strict=True):
+    state = agent.start(params, updates)
+    learned = agent.apply(state, gradients).params
+    steps.append([float(learned[key][0] - 1) for key in params])
+  np.testing.assert_allclose(*steps, rtol=1e-5)
+  np.testing.assert_allclose(steps[0], [-1.5e-4, -5e-4, -5e-4], rtol=1e-3)
 
 
 @pytest.mark.slow

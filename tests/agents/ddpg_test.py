@@ -228,6 +228,11 @@ def test_td3_is_ddpg_with_three_changes():
       {"num_atoms": 3, "value_min": 2.0, "value_max": 2.0},
       "a larger value_max, found 3 from 2.0 to 2.0",
     ),
+    # These numbers are equal in float32.
+    (
+      {"num_atoms": 3, "value_min": 1e8, "value_max": 1e8 + 1},
+      "a larger value_max",
+    ),
     ({"num_critics": 0}, "expected num_critics"),
     ({"actor_period": 0}, "expected actor_period"),
     ({"target_noise": -0.1}, "expected target_noise"),

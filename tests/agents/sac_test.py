@@ -1,13 +1,16 @@
 """SAC: updates, the temperature, and the policy."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
 import pytest
+from dm_env import specs
 
 from seedx import types
 from seedx.agents import sac
+from tests import conftest
 from tests.agents import critics_reference as reference
 from tests.agents import critics_test
 
@@ -41,19 +44,6 @@ def test_the_policy_draws_from_a_squashed_gaussian():
   np.testing.assert_allclose(
     greedy, np.tanh(outputs[:, :2]), rtol=1e-5, atol=1e-5
   )
-
-
-def test_the_policy_of_discrete_actions_has_exact_means():
-  policy = sac._SoftChoices(sac.Config(), 3, 0.0)
-  outputs = np.array([[0.0, np.log(2.0), np.log(5.0)]], np.float32)
-  params = {"temperature": np.log(np.float32(0.5))}
-  proposal = policy.propose(params, outputs, np.zeros((1, 3), np.float32))
-  probs = np.array([1.0, 2.0, 5.0]) / 8
-  negative_entropy = np.sum(probs * np.log(probs))
-  np.testing.assert_allclose(proposal.action, probs[None], rtol=1e-5)
-  np.testing.assert_allclose(proposal.log_prob, [negative_entropy], rtol=1e-5)
-  bonus = [-0.5 * negative_entropy]
-  np.testing.assert_allclose(proposal.entropy_bonus, bonus, rtol=1e-5)
 
 
 # The temperature
@@ -124,6 +114,49 @@ def test_the_temperature_keeps_the_entropy_at_its_target():
   assert np.mean(metrics["temperature"][:50]) > 5 * expected
   alpha = float(np.exp(state.params["temperature"]))
   assert alpha == pytest.approx(float(late["temperature"]), rel=0.15)
+
+
+CHOICE = types.EnvironmentSpec(
+  specs.Array((2,), np.float32), specs.DiscreteArray(3)
+)
+
+
+@functools.cache
+def choosing():
+  """Returns a linear agent of three actions, and a state whose params are 0."""
+  agent = sac.Config(hidden_sizes=(), target_entropy_share=0.75).make(CHOICE)
+  shapes = jax.eval_shape(agent.init, jax.random.key(0)).params
+  params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes)
+  return agent, agent.start(params, 1)
+
+
+def test_discrete_actions_are_drawn_from_the_softmax():
+  agent, state = choosing()
+  outputs = np.array([0.0, 1.0, 2.0], np.float32)
+  actor = jax.tree.map(
+    lambda x: outputs if x.shape == (3,) else x, state.params["actor"]
+  )
+  state = dataclasses.replace(state, params=state.params | {"actor": actor})
+  inputs = conftest.random_unroll(agent, CHOICE, 1, np.zeros(3000), 0).inputs
+  output, _ = jax.jit(agent.step)(
+    agent.acting(state),
+    jax.random.key(0),
+    jax.tree.map(lambda x: x[0], inputs),
+    agent.initial_core_state(3000),
+  )
+  expected = np.exp(outputs) / np.exp(outputs).sum()
+  actual = np.bincount(output.action, minlength=3) / 3000
+  np.testing.assert_allclose(actual, expected, atol=4 * 0.5 / 3000**0.5)
+
+
+def test_the_temperature_of_a_uniform_policy_falls_to_a_share_of_its_entropy():
+  agent, state = choosing()
+  batch = conftest.random_unroll(agent, CHOICE, 2, np.zeros(4), 0)
+  gradients, _ = jax.jit(agent.gradients)(
+    state, jax.random.key(0), types.Sample(batch, np.ones(4, np.float32))
+  )
+  # log alpha is 0.
+  assert gradients.params["temperature"] == pytest.approx(0.25 * np.log(3))
 
 
 def test_the_initial_temperature_is_the_configs():

@@ -248,23 +248,22 @@ def test_your_own_opponent_is_a_function_of_the_game_and_perhaps_a_text(
   assert not board[0].any()
 
 
-def seed_opponent(game, text=""):
-  """Returns an opponent whose move is the seed of the game."""
-
-  def opponent(rng_key, game_seed, state):
-    del rng_key, state
-    return (game_seed + (100 if text == "other" else 0)).astype(jnp.int32)
-
-  return opponent
+def fixed_move(game, text):
+  """Returns an opponent that always plays one move."""
+  return lambda rng_key, game_seed, state: jnp.int32(int(text))
 
 
-def test_an_opponent_among_several_gets_what_is_left_of_the_seed():
-  """Or else an opponent that chooses by its seed, too, would not be free."""
-  name = f"{__name__}:seed_opponent"
-  opponent = opponents.make(boards.TIC_TAC_TOE.game, f"{name}+{name}:other")
-  seeds = jnp.arange(4, dtype=jnp.uint32)
-  moves = [opponent(jax.random.key(0), seed, ()) for seed in seeds]
-  assert [int(x) for x in moves] == [0, 100, 1, 101]
+def one_of_two(game, text):
+  name = "+".join(f"{__name__}:fixed_move:{digit}" for digit in text)
+  return opponents.make(game, name)
+
+
+def test_choices_between_opponents_that_choose_are_independent():
+  name = f"{__name__}:one_of_two:01+{__name__}:one_of_two:23"
+  game = boards.TIC_TAC_TOE.game
+  opponent, key = opponents.make(game, name), jax.random.key(0)
+  moves = jax.vmap(lambda seed: opponent(key, seed, game.start()))
+  assert sorted(moves(jnp.arange(4, dtype=jnp.uint32)).tolist()) == [0, 1, 2, 3]
 
 
 def test_the_seed_of_a_game_is_drawn_once_for_each_game():

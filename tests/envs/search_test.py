@@ -3,7 +3,6 @@
 import collections
 import functools
 import sys
-import types as types_lib
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ def program(kind):
   """Returns the program of a kind of search, which all tests share."""
 
   @jax.jit
-  def run(tables, key, state, noise):
+  def run(tables, key, state, noise, alpha):
     TRACES[kind] += 1
     return search.search(
       GAME,
@@ -46,19 +45,20 @@ def program(kind):
       num_simulations=SIMULATIONS,
       kind=kind,
       noise=noise,
+      dirichlet_alpha=alpha,
     )
 
   return run
 
 
-def searched(kind, tables, positions, noise=0.0, seed=0):
+def searched(kind, tables, positions, noise=0.0, seed=0, alpha=0.3):
   """Searches from any number of positions, in batches of one size."""
   noise = np.broadcast_to(np.float32(noise), len(positions))
   results = []
   for start in range(0, len(positions), SIZE):
     index = np.arange(start, start + SIZE).clip(max=len(positions) - 1)
     key = jax.random.key(seed + start)
-    result = program(kind)(tables, key, positions[index], noise[index])
+    result = program(kind)(tables, key, positions[index], noise[index], alpha)
     rest = len(positions) - start
     results.append(
       jax.tree.map(lambda x, rest=rest: np.asarray(x)[:rest], result)
@@ -200,13 +200,6 @@ def test_puct_considers_untried_moves_lost():
   assert (largest > 10).all()
 
 
-def test_of_several_most_visited_moves_the_one_of_most_value_is_played():
-  visits = np.array([[3, 5, 5, 0, 5], [1, 0, 1, 0, 0]])
-  values = np.array([[0.9, -0.5, 0.2, 1.0, 0.1], [-0.3, 1.0, -0.4, 0.0, 0.0]])
-  tree = types_lib.SimpleNamespace(visit_counts=visits, qvalues=values)
-  assert search._most_visited(tree).tolist() == [2, 0]
-
-
 # Batches and randomness
 
 
@@ -272,21 +265,53 @@ def test_puct_samples_a_move_from_the_visits():
   assert (np.abs(actual - expected) < error).all()
 
 
+def two_draws():
+  """Returns all positions with two legal moves, which are draws."""
+  return np.array(
+    [
+      position
+      for position, values in boards.solved().values()
+      if np.sum(values == 0) == 2 == np.sum(~np.isnan(values))
+    ]
+  )
+
+
+def test_of_the_most_visited_moves_puct_plays_the_one_of_most_value():
+  position = two_draws()[0]
+  moves = np.flatnonzero(RULES.legal(position))
+  for best in moves:
+    tables = tables_of()
+    after, *_ = RULES.play(position, best)
+    # The other player's value, too small to change the visits.
+    tables["value"][boards.code(after)] = -1e-3
+    result = searched("puct", tables, position[None])
+    np.testing.assert_array_equal(result.visits[0, moves], 0.5)
+    assert result.action == best
+
+
+def test_gumbel_considers_only_some_moves():
+  same = search.Evaluation(jnp.zeros((1, 9)), jnp.zeros(1))
+
+  @jax.jit
+  def run(state):
+    options = {"num_simulations": 4, "max_considered": 2}
+    return search.search(GAME, lambda *_: same, (), KEY, state, **options)
+
+  assert np.count_nonzero(run(RULES.start()[None]).visits) == 2
+
+
 def test_dirichlet_noise_is_over_the_legal_moves_only():
   # Two draws are left, of which the policy hardly considers the second.
-  two = [
-    position
-    for position, values in boards.solved().values()
-    if np.sum(values == 0) == 2 == np.sum(~np.isnan(values))
-  ]
-  positions = np.repeat(np.array(two[:8]), 40, 0)
+  positions = np.repeat(two_draws()[:8], 40, 0)
   legal = legal_of(positions)
   tables = tables_of(np.linspace(0.0, 80.0, 9))
   noisy = searched("puct", tables, positions, noise=1.0).visits
   unlikely = legal.argmax(-1)
-  share = noisy[np.arange(len(positions)), unlikely].mean()
+  shares = noisy[np.arange(len(positions)), unlikely]
   # A quarter of the policy is noise; half of it goes to this move.
-  assert abs(share - 0.25 / 2) < 0.03
+  assert abs(shares.mean() - 0.25 / 2) < 0.03
+  even = searched("puct", tables, positions, noise=1.0, alpha=1e3).visits
+  assert even[np.arange(len(positions)), unlikely].std() < 0.2 * shares.std()
   without = searched("puct", tables, positions).visits
   assert not without[np.arange(len(positions)), unlikely].any()
 

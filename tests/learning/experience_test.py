@@ -258,12 +258,26 @@ def test_the_horizon_has_the_number_of_updates_of_the_run(replay, updates):
   assert (plan.horizon.env_steps, plan.horizon.updates) == (1000, updates)
 
 
-def test_beta_rises_over_the_updates_of_windows_with_several_learned_steps():
-  agent = agent_of()
-  needs = dataclasses.replace(agent.needs, learned_steps=5)
-  agent = dataclasses.replace(agent, needs=needs)
-  plan = plan_lib.Plan(1000, 80, replay_config(batch_size=16, ratio=0.5))
-  assert plan.replay_of_core(agent, cores=1).updates == 28 // 5
+class Reporting(replay.Config):
+  """The config of a replay that samples the part of the run that is done."""
+
+  def make(self, **sizes):
+    return SimpleNamespace(sample=lambda state, key, size, done: (done, ()))
+
+
+def test_a_replays_schedules_end_with_the_updates_of_its_windows():
+  """A window with more learned steps counts as more updates."""
+  plan = plan_lib.Plan(1024, 8, replay_config(Reporting), unroll_length=8)
+
+  def done(clock, learned_steps):
+    needs = base.Needs(WINDOW, learned_steps=learned_steps)
+    agent = dataclasses.replace(agent_of(), needs=needs)
+    draw = plan.replay_of_core(agent, cores=1).draw
+    return float(draw((), jax.random.key(0), 0, np.float32(clock))[0])
+
+  assert done(64, 1) == pytest.approx(0.5, abs=0.05)
+  assert done(16, 4) == pytest.approx(done(64, 1), abs=0.05)
+  assert done(32, 4) == pytest.approx(1.0, abs=0.05)
 
 
 PRIORITIZED = replay.PrioritizedConfig

@@ -110,6 +110,10 @@ def test_a_run_plays_the_greedy_moves_of_its_policy(runs):
   other, _ = new.act(jax.random.key(0), state, new.start(4), True)
   assert new.details["env_steps"] == 0
   assert not np.array_equal(moves, other)
+  # The checkpoint has the parameters of another seed than the run's.
+  old = players.load("c", runs["ppo"], "10", trust=True)
+  earlier, _ = old.act(jax.random.key(0), state, old.start(4), True)
+  assert not np.array_equal(earlier, other)
 
 
 @pytest.mark.parametrize("network", [False, True])

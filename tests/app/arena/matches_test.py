@@ -145,9 +145,33 @@ def test_each_opening_is_played_from_both_sides():
   assert same.first == same.second.reversed()
   other = results[a.name, b.name]
   assert min(other.first.won, other.first.lost) > 0  # Games differ.
+  assert other != results["twin", b.name]  # Each pair has other openings.
   assert results == matches.tournament(
     board, [a, twin, b], 2, 0, lambda *_: None
   )
+
+
+def test_the_first_move_of_each_player_follows_an_opening():
+  seen = []
+
+  def act(rng_key, state, memory, is_first):
+    seen.append(is_first)
+    return jnp.argmax(jax.vmap(GAME.legal)(state), axis=1), memory
+
+  board = matches.Board(GAME, 100)
+  player = players.Player("own", GAME, False, lambda rows: (), act)
+  opening = np.array([[8] * 100, [4] * 100])
+  matches.match(board, player, player, opening, jax.random.key(0))
+  assert seen[:2] == [True, True] and not any(seen[2:])
+
+
+def test_an_opponents_seed_is_drawn_at_the_first_move_of_a_game():
+  player, state = opponent("random"), matches.Board(GAME, 100).state
+  keys = jax.random.split(jax.random.key(0))
+  _, drawn = player.act(keys[0], state, player.start(100), True)
+  assert len(np.unique(drawn)) > 90
+  _, kept = player.act(keys[1], state, drawn, False)
+  np.testing.assert_array_equal(kept, drawn)
 
 
 def game_by_hand(parameters):
