@@ -29,6 +29,10 @@ DEAR = {
   "tests/app/export_test.py::*": (10.0, _FIRST),
   "tests/pipelines/pipelines_test.py::*": (10.0, _FIRST),
   "tests/pipelines/resume_test.py::*": (10.0, _FIRST),
+  "tests/envs/own_envs_test.py::test_a_worker_survives_signals_*": (
+    10.0,
+    "the last test of its file, whose forked workers end with it",
+  ),
 }
 SETS = ("slow", "long", "alone")
 # Bound here, since tests may replace `time.monotonic`.
