@@ -1,6 +1,5 @@
 """Training in a run directory: everything around a pipeline while it runs."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -449,15 +448,10 @@ def _lead(
       steps_before = trainer.acted.env_steps
       _share_state(trainer, context.hosts)
       run_dirs.write(run_dir, record)
-
-      def check() -> None:
-        processes.check()
-        saver.check()
-        if _is_solved(trainer.acted, evaluation, files.stop_at):
-          context.stop.set()
-
-      videos = evaluation.videos if evaluation else None
-      board = _tensorboard(run_dir, record, videos)
+      check = functools.partial(
+        _check, processes, saver, trainer.acted, evaluation, files, context.stop
+      )
+      board = _tensorboard(run_dir, record, evaluation)
       sinks = _sinks(config, files, run_dir, work.others_join, loggers, board)
       # Closing the sinks may take long, so the last checkpoint comes first.
       with watch.closing(sinks), _rescued(saver, context.hosts, watch):
@@ -582,6 +576,21 @@ def _introduce_network(
   lines += [] if taken is None else [taken.words]
   with contextlib.suppress(OSError):  # stderr may be on a full disk.
     print(*lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def _check(
+  processes: instances.Instances,
+  saver: checkpointer.Checkpointer,
+  acted: counters.Acted,
+  evaluation: evaluations.Periodic | None,
+  files: Config,
+  stop: threading.Event,
+) -> None:
+  """Checks the processes and checkpoints of a run, and whether it is solved."""
+  processes.check()
+  saver.check()
+  if _is_solved(acted, evaluation, files.stop_at):
+    stop.set()
 
 
 def _is_solved(
@@ -722,7 +731,7 @@ def _sinks(
 def _tensorboard(
   run_dir: pathlib.Path,
   record: run_dirs.Config,
-  videos: "collections.deque[metrics.Video] | None",
+  evaluation: evaluations.Periodic | None,
 ) -> metrics.Sink:
   """Makes the sink of TensorBoard, with the settings that distinguish runs."""
   from seedx.metrics import events  # It loads tensorboardX.
@@ -733,6 +742,7 @@ def _tensorboard(
     if name in ("env", "seed") or name not in record.unlabelled
   }
   settings["experiment"] = record.name
+  videos = evaluation.videos if evaluation else None
   return events.TensorBoard(run_dir, settings, videos)
 
 
