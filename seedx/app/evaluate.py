@@ -123,7 +123,8 @@ def _evaluate(options: Options) -> int:
   name = _file_name(
     policy.env_steps, options.seed_index, world if is_other else ""
   )
-  return _write(policy.directory, name, result)
+  _write(policy.directory, name, result)
+  return 0
 
 
 def _playing(options: Options) -> dict[str, Any]:
@@ -134,20 +135,17 @@ def _playing(options: Options) -> dict[str, Any]:
 
 def _write(
   directory: files.Folder, name: str, result: Mapping[str, Any]
-) -> int:
-  """Writes statistics into a run's directory; returns the exit status."""
+) -> None:
+  """Writes statistics into a run's directory, and prints their path."""
   path = directory / name
   try:
     directory.write(name, json.dumps(result, indent=2) + "\n")
   except OSError as error:  # Another user's directory, or a full disk.
-    print(
+    raise types.ConfigError(
       f"these statistics could not be written to {str(path)!r}"
-      f" ({error.strerror})",
-      flush=True,
-    )
-    return 1
+      f" ({error.strerror})"
+    ) from error
   print(f"these statistics and every return are in {path}", flush=True)
-  return 0
 
 
 def _seed(of_run: int, options: Options) -> int:

@@ -219,6 +219,8 @@ def test_a_result_is_printed_even_if_it_cannot_be_written(
   shutil.copytree(trained, tmp_path / "run")
   name = f"evaluation-{_own(trained)}.json"
   (tmp_path / "run" / "checkpoints" / name).mkdir()
-  assert programs.main(evaluate, ["run", "--episodes", "1"]) == 1
-  output = capfd.readouterr().out
-  assert "env steps: mean " in output and "could not be written to" in output
+  with pytest.raises(SystemExit, match="2"):
+    programs.main(evaluate, ["run", "--episodes", "1"])
+  output, error = capfd.readouterr()
+  assert "env steps: mean " in output
+  assert "error: these statistics could not be written to" in error
