@@ -343,11 +343,42 @@ def test_games_begin_with_random_moves():
 @pytest.mark.parametrize("seat", ["first", "second"])
 def test_the_seat_is_the_agents_also_after_random_moves(seat):
   # Also where the first reply to these moves would end the game.
-  timestep, _, _ = played(seed=4, opening_moves=9, opponent="random", seat=seat)
-  first = timestep.step_type == FIRST
-  stones = timestep.observation["board"].sum(axis=(-1, -2))[first]
+  stones = begun_after_random_moves(seat).sum(axis=(-1, -2))
   behind = stones[:, 1] - stones[:, 0]
   assert (behind == (seat == "second")).all()
+
+
+def begun_after_random_moves(seat):
+  """Returns the first boards of games that begin with up to 5 moves."""
+  timestep, *_ = played(seed=4, opening_moves=5, opponent="perfect", seat=seat)
+  return timestep.observation["board"][timestep.step_type == FIRST]
+
+
+def test_a_game_may_begin_where_the_agents_next_move_wins():
+  """Only games that the opponent's reply would end begin in another way."""
+  rules, wins = boards.TIC_TAC_TOE, []
+  for board in begun_after_random_moves("second"):
+    _, values = boards.solved()[int(boards.code(board))]
+    best = np.flatnonzero(values == np.nanmax(values))
+    wins.append(all(rules.play(board, move)[2] for move in best))
+  assert sum(wins) > 20
+
+
+class OneMove(functional.TicTacToe):
+  """A game that the first move wins."""
+
+  def play(self, state, action):
+    move = super().play(state, action)
+    return move._replace(reward=jnp.float32(1), over=jnp.bool_(True))
+
+
+def test_the_agent_moves_first_where_the_opponents_first_move_ends_any_game():
+  match = functional.Match(OneMove(), "random", seat="second")
+  key = jax.random.key(0)
+  step = jax.jit(lambda: match.step(match.init(key), jnp.int32(0), key))
+  state, timestep = step()
+  assert (timestep.step_type, timestep.reward, state.moves) == (FIRST, 0, 0)
+  assert not timestep.observation["board"].any()
 
 
 def test_random_moves_do_not_end_a_game():
