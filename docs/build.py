@@ -39,6 +39,7 @@ _GROUPS: Mapping[str, Sequence[str]] = {
   "Reference": ("metrics", "glossary", "wire", "api"),
   "Project": (
     "results",
+    "results_speed",
     "results_games",
     "results_control",
     "scale",

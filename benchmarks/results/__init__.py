@@ -1,0 +1,1 @@
+"""Results as data: rows, raw outcomes, and the pages rendered from them."""

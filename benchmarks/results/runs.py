@@ -1,0 +1,156 @@
+"""The runs of rows: training, measuring, and writing an outcome for each."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.results import data, fingerprints
+
+_EPISODES = 100
+# Folder of the runs, which is not committed.
+_RUNS = data.ROOT / "runs" / "results"
+# The code that decides what a run computes.
+_CODE = ("seedx", "experiments")
+
+
+def run(
+  rows: Sequence[data.Row], seeds: Sequence[int], minutes: float, core: int
+) -> int:
+  """Runs the rows' seeds that have no outcome of this commit.
+
+  Runs of the same row follow one another, at the lowest priority. After
+  `minutes`, the current run ends with a checkpoint, from which the next call
+  continues it.
+
+  Args:
+    rows: rows to run, in this order.
+    seeds: seeds to run, of those of each row; all if empty.
+    minutes: time limit.
+    core: the only core to use; -1 for all.
+
+  Returns:
+    The exit status: 1 if a run failed.
+  """
+  if data.git("status", "--porcelain", "--", *_CODE):
+    print(f"expected {', '.join(_CODE)} without uncommitted changes")
+    return 2
+  about = data.provenance()
+  end_seconds, failed = time.monotonic() + 60 * minutes, False
+  if core >= 0:
+    os.sched_setaffinity(0, {core})
+    about["machine"] = "1 CPU core"
+  for row in rows:
+    due = _due(row, seeds, about["commit"])
+    if not due or time.monotonic() > end_seconds:
+      continue
+    about["fingerprint"] = fingerprints.of_rows([row.name]).get(row.name)
+    for group in _groups(row, due):
+      left = end_seconds - time.monotonic()
+      if left < min(60.0, 60 * row.minutes):
+        break
+      failed |= not _one(row, group, about, left)
+  return int(failed)
+
+
+def reached(
+  lines: Sequence[Mapping[str, Any]], at: Sequence[float]
+) -> dict[str, list[float]]:
+  """Returns the first env steps and seconds at which returns are reached."""
+  first = {}
+  for goal in at:
+    for line in lines:
+      mean = line["episode_return"]
+      if mean is not None and mean >= goal:
+        first[f"{goal:g}"] = [line["env_steps"], line["wall_seconds"]]
+        break
+  return first
+
+
+def _due(row: data.Row, seeds: Sequence[int], commit: str) -> list[int]:
+  """Returns the seeds without an outcome of this commit."""
+  wanted = [seed for seed in row.seeds if not seeds or seed in seeds]
+  done = row.outcomes
+  return [x for x in wanted if x not in done or done[x].commit != commit]
+
+
+def _groups(row: data.Row, due: Sequence[int]) -> Iterator[Sequence[int]]:
+  """Yields the seeds of each run; `--num-seeds` trains all seeds in one."""
+  if "--num-seeds" in row.words:
+    yield row.seeds
+  else:
+    yield from ([seed] for seed in due)
+
+
+def _one(
+  row: data.Row, seeds: Sequence[int], about: Mapping[str, Any], limit: float
+) -> bool:
+  """Trains and measures the seeds of one run; returns whether it worked."""
+  folder = _RUNS / about["commit"] / row.name / f"{seeds[0]}"
+  words = [*row.words, "--seed", f"{seeds[0]}", "--run-dir", str(folder)]
+  print(f"+ seedx train {' '.join(words)}", flush=True)
+  status = _seedx(["train", *words, "--resume", "auto", "--quiet"], limit)
+  if status:
+    print(f"{row.name}, seed {seeds[0]}: exit status {status}", flush=True)
+    return status in (130, 143)  # The time limit; the run can be continued.
+  text = (folder / "metrics.jsonl").read_text()
+  lines = [json.loads(line) for line in text.splitlines()]
+  for index, seed in enumerate(seeds):
+    training = lines[-1].get(f"episode_return_seed_{seed}")
+    outcome = data.Outcome(
+      seed=seed,
+      training=training or lines[-1]["episode_return"],
+      greedy=_greedy(folder, index) if row.measure == "greedy" else None,
+      evaluations=_evaluations(folder),
+      reached=reached(lines, row.at if row.measure == "reached" else ()),
+      **about,
+    )
+    outcome.write(row.path(seed))
+    print(f"{row.name}, seed {seed}: {outcome}", flush=True)
+  return True
+
+
+def _greedy(folder: pathlib.Path, index: int) -> float:
+  """Returns the mean return of greedy episodes of a run's training."""
+  words = ["evaluate", str(folder), "--episodes", f"{_EPISODES}"]
+  if index:
+    words += ["--seed-index", f"{index}"]
+  if status := _seedx(words, None):
+    raise RuntimeError(f"seedx {' '.join(words)} ended with {status}")
+  newest = max(folder.glob("evaluation-*.json"), key=os.path.getmtime)
+  return json.loads(newest.read_text())["mean"]
+
+
+def _evaluations(folder: pathlib.Path) -> dict[str, float]:
+  """Returns the mean returns of a run's evaluations, by env steps."""
+  path = folder / "evaluations.jsonl"
+  lines = path.read_text().splitlines() if path.exists() else []
+  read = [json.loads(line) for line in lines]
+  return {f"{x['env_steps']}": x["mean"] for x in read}
+
+
+def _seedx(words: Sequence[str], limit: float | None) -> int:
+  """Runs a command of seedx; ends it after `limit` seconds."""
+  process = subprocess.Popen(
+    [sys.executable, "-m", "seedx", *words],
+    cwd=data.ROOT,
+    preexec_fn=lambda: os.nice(19),
+  )
+  try:
+    return process.wait(limit)
+  except subprocess.TimeoutExpired:
+    process.terminate()
+    return process.wait()
+  except BaseException:
+    process.terminate()
+    process.wait()
+    raise
+
+
+def cheapest(rows: Sequence[data.Row]) -> list[data.Row]:
+  """Returns the rows in the order of their minutes."""
+  return sorted(rows, key=lambda row: row.minutes * len(row.seeds))

@@ -1,0 +1,163 @@
+"""Tests of the runs of results, and of what makes a row stale."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+
+import pytest
+
+from benchmarks.results import data, fingerprints, runs, staleness
+from seedx import losses
+
+_WORDS = ["anakin_ppo", "--env", "seedx:Catch", "--num-envs", "16"]
+_WORDS += ["--unroll-length", "16", "--total-steps", "60000"]
+_COPIED = ("seedx", "experiments", "benchmarks", "tests")
+
+
+def outcome(**values):
+  known = {"versions": data.versions(), "cpu": data.cpu(), "commit": "1234567"}
+  return data.Outcome(**{"seed": 0, "fingerprint": "a", **known, **values})
+
+
+def row(*outcomes, command="ppo --env CartPole-v1 --total-steps 300000"):
+  made = data.Row("a_row", "learned", command)
+  made.__dict__["outcomes"] = {x.seed: x for x in outcomes}
+  return made
+
+
+def state(monkeypatch, *outcomes, today="a", there=None, **options):
+  """Returns the state of a row whose fingerprint of today is given."""
+
+  def of_rows(names, root=data.ROOT):
+    digest = today if root == data.ROOT else there
+    return dict.fromkeys(names, digest) if digest else {}
+
+  monkeypatch.setattr(fingerprints, "of_rows", of_rows)
+  monkeypatch.setattr(data, "git", lambda *words: "commit")
+  made = row(*outcomes, **options)
+  return staleness.states([made])["a_row"]
+
+
+def test_a_row_without_outcomes_is_not_measured(monkeypatch):
+  assert state(monkeypatch) == staleness.NOT_MEASURED
+
+
+def test_a_row_with_an_outcome_without_fingerprint_is_old(monkeypatch):
+  second = outcome(seed=1, fingerprint=None)
+  assert state(monkeypatch, outcome(), second) == staleness.OLD
+
+
+def test_a_row_with_todays_fingerprint_is_current(monkeypatch):
+  assert state(monkeypatch, outcome()) == staleness.CURRENT
+  assert (
+    state(
+      monkeypatch,
+      outcome(),
+      command="seed_vtrace --env CartPole-v1 --total-steps 2000000",
+    )
+    == staleness.SAME_AGENT
+  )
+
+
+def test_a_row_with_another_fingerprint_is_stale(monkeypatch):
+  second = outcome(seed=1, fingerprint="b")
+  assert state(monkeypatch, outcome(), second) == staleness.STALE
+  assert state(monkeypatch, outcome(), today=None) == staleness.STALE
+
+
+@pytest.mark.parametrize(
+  "other", [{"cpu": "another"}, {"versions": {"jax": "0.0.1"}}]
+)
+def test_a_fingerprint_of_another_machine_is_computed_here(other, monkeypatch):
+  # The recorded digest is of the other machine, and is not compared.
+  of_there = outcome(fingerprint="other", **other)
+  assert state(monkeypatch, of_there, there="a") == staleness.UNKNOWN
+  monkeypatch.setattr(staleness, "_checkout", _fake_checkout)
+  assert state(monkeypatch, of_there, there="a") == staleness.CURRENT
+  assert state(monkeypatch, of_there, there="b") == staleness.STALE
+  assert state(monkeypatch, of_there, there=None) == staleness.UNKNOWN
+
+
+class _fake_checkout:
+  def __init__(self, commit):
+    assert commit == "1234567"
+
+  def __enter__(self):
+    return pathlib.Path("there")
+
+  def __exit__(self, *error):
+    pass
+
+
+def test_returns_are_reached_at_the_first_line():
+  lines = [
+    {"episode_return": None, "env_steps": 1, "wall_seconds": 0.5},
+    {"episode_return": 20.0, "env_steps": 2, "wall_seconds": 1.0},
+    {"episode_return": 19.0, "env_steps": 3, "wall_seconds": 1.5},
+    {"episode_return": 22.0, "env_steps": 4, "wall_seconds": 2.0},
+  ]
+  expected = {"20": [2, 1.0], "20.5": [4, 2.0]}
+  assert runs.reached(lines, [20, 20.5, 23]) == expected
+
+
+def test_an_outcome_is_read_as_it_was_written(tmp_path):
+  written = outcome(training=1.5, reached={"475": [10, 2.5]})
+  written.write(tmp_path / "0.json")
+  read = data.Outcome(**json.loads((tmp_path / "0.json").read_text()))
+  assert read == written
+
+
+@pytest.mark.slow
+def test_a_loss_that_changes_by_a_percent_changes_the_fingerprint(monkeypatch):
+  before = fingerprints.of_words(_WORDS)
+  assert fingerprints.of_words(_WORDS) == before
+  kept = losses.ppo
+
+  def changed(*args, **kwargs):
+    terms = kept(*args, **kwargs)
+    return terms._replace(entropy=1.01 * terms.entropy)
+
+  monkeypatch.setattr(losses, "ppo", changed)
+  assert fingerprints.of_words(_WORDS) != before
+
+
+@pytest.mark.slow
+def test_a_renamed_module_does_not_change_the_fingerprint(tmp_path):
+  copy = tmp_path / "copy"
+  for name in _COPIED:
+    shutil.copytree(data.ROOT / name, copy / name)
+  (copy / "seedx/agents/ppo.py").rename(copy / "seedx/agents/proximal.py")
+  for path in [*copy.glob("experiments/*.py"), *copy.glob("seedx/**/*.py")]:
+    text = path.read_text()
+    path.write_text(
+      re.sub(
+        r"^(from seedx.agents import .*)\bppo\b",
+        r"\1proximal as ppo",
+        text,
+        flags=re.M,
+      )
+    )
+  name = "anakin_ppo_catch"
+  here = fingerprints.of_rows([name])
+  assert here and fingerprints.of_rows([name], copy) == here
+
+
+def test_a_shortened_config_keeps_the_rows_settings():
+  words = ["rainbow", "--env", "CartPole-v1", "--total-steps", "500000"]
+  config = fingerprints.trials.read(words).run
+  short = fingerprints.shortened(config)
+  assert short.total_steps == 500_000
+  assert short.replay.replay_min_steps <= 512 < config.replay.replay_min_steps
+  agent = dataclasses.replace(
+    short.agent, target_period=config.agent.target_period
+  )
+  assert dataclasses.replace(agent, **_exploration(config)) == config.agent
+
+
+def _exploration(config):
+  names = ("epsilon_steps",)
+  return {
+    k: getattr(config.agent, k) for k in names if hasattr(config.agent, k)
+  }

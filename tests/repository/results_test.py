@@ -1,0 +1,91 @@
+"""Tests of the results: their data, and the pages rendered from them."""
+
+import json
+import re
+
+import pytest
+
+from benchmarks.results import data, pages
+
+_TEXTS = {page: (data.ROOT / page).read_text() for page in pages.PAGES}
+_RENDERED = [page for page in pages.PAGES if "<!--= " in _TEXTS[page]]
+_WITH_TABLES = [*pages.phrases()]
+
+
+def wrong(page, text):
+  """Returns whether a page's text differs from the data, or is not listed."""
+  return pages.rendered(text) != text or pages.unlisted(page, text)
+
+
+@pytest.mark.parametrize("page", {**dict.fromkeys(_WITH_TABLES + _RENDERED)})
+def test_a_page_is_as_the_data_render_it(page):
+  assert pages.rendered(_TEXTS[page]) == _TEXTS[page]
+  assert not pages.unlisted(page, _TEXTS[page])
+
+
+@pytest.mark.parametrize("page", _WITH_TABLES[1:])
+def test_a_change_of_any_digit_of_a_page_is_noticed(page):
+  text = _TEXTS[page]
+  # Commands and links are checked by other tests.
+  own = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>", _blank, text)
+  for place in [x.start() for x in re.finditer(r"\d", own)][::7]:
+    digit = str((int(text[place]) + 1) % 10)
+    assert wrong(page, text[:place] + digit + text[place + 1 :]), place
+
+
+def _blank(match):
+  return re.sub(r"\d", "x", match[0])
+
+
+@pytest.mark.parametrize(
+  ("row", "change"),
+  [
+    ("ppo_acrobot", {"training": -69.2}),
+    ("td3_pendulum", {"greedy": -155.0}),
+    ("td3_halfcheetah", {"evaluations": {"50000": 1041, "100000": 4581}}),
+    ("seed_vtrace_pong", {"reached": {"18": [2_300_000, 2608]}}),
+    ("ppo_acrobot", {"commit": "1234567"}),
+  ],
+)
+def test_a_change_of_an_outcome_is_noticed(row, change, monkeypatch):
+  made = data.rows()[row]
+  first = min(made.outcomes)
+  changed = data.Outcome(**{**vars(made.outcomes[first]), **change})
+  monkeypatch.setitem(
+    made.__dict__, "outcomes", {**made.outcomes, first: changed}
+  )
+  assert any(wrong(page, _TEXTS[page]) for page in _WITH_TABLES)
+
+
+def test_a_new_number_in_a_text_must_be_listed():
+  page = "docs/results.md"
+  text = _TEXTS[page] + "\nPPO reaches 7.\n"
+  (problem,) = pages.unlisted(page, text)
+  assert "PPO reaches 7" in problem
+
+
+def test_each_outcome_belongs_to_a_row():
+  for path in data.OUTCOMES.glob("*/*.json"):
+    row = data.rows()[path.parent.name]
+    assert int(path.stem) in row.seeds
+    values = json.loads(path.read_text())
+    outcome = data.Outcome(**values)
+    assert outcome.seed == int(path.stem)
+    assert outcome.reached or outcome.evaluations or values
+    at = row.at[-1] if row.at else 0.0
+    is_measured = outcome.value(row.measure, at) is not None
+    assert is_measured or row.measure in ("reached", "evaluation")
+
+
+def test_published_figures_begin_with_the_strongest():
+  for row in data.rows().values():
+    for at in row.at or (0.0,):
+      figures = [x.value for x in row.published if x.at in (None, at)]
+      assert figures == sorted(figures, reverse=True), row.name
+    assert all(x.source.startswith("https://") for x in row.published)
+
+
+def test_short_numbers_of_env_steps():
+  numbers = [500, 1_000, 428_000, 1_080_000, 2_500_000, 10_000_000]
+  expected = ["500", "1k", "428k", "1.08M", "2.5M", "10M"]
+  assert [pages.short(x) for x in numbers] == expected
