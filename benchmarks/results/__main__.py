@@ -1,15 +1,18 @@
-"""Runs rows of the results, renders them, and lists the rows that are stale.
+r"""Runs rows of the results, renders them, and lists the rows that are stale.
 
   python -m benchmarks.results run ppo_cartpole dqn_cartpole --minutes 30
   python -m benchmarks.results run --due --minutes 60
+  python -m benchmarks.results table peers,peers_replays \\
+    python -m benchmarks.peers
   python -m benchmarks.results render
   python -m benchmarks.results stale
 
 `run` trains each seed that has no outcome of this commit, one run at a time, at
 the lowest priority; it continues where it was stopped. `--due` selects the rows
-that are not current, cheapest first. `stale` trains each row for some updates,
-and compares the result with that of the row's commit; then it writes the table
-of the long tests with the parts that are stale.
+that are not current, cheapest first. `table` runs another program, and keeps
+the tables that it prints under these names. `stale` trains each row for some
+updates, and compares the result with that of the row's commit; then it writes
+the table of the long tests with the parts that are stale.
 """
 
 import argparse
@@ -17,7 +20,7 @@ import collections
 import sys
 from collections.abc import Sequence
 
-from benchmarks.results import data, pages, runs, staleness
+from benchmarks.results import data, pages, runs, staleness, tables
 from tests import long
 
 _DONE = (staleness.CURRENT, staleness.SAME_AGENT)
@@ -25,7 +28,10 @@ _DONE = (staleness.CURRENT, staleness.SAME_AGENT)
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one of the commands; returns the exit status."""
-  options = _parser().parse_args(argv)
+  words = sys.argv[1:] if argv is None else argv
+  if words[:1] == ["table"] and len(words) > 2:
+    return tables.measure(words[1].split(","), words[2:])
+  options = _parser().parse_args(words)
   unknown = {*options.rows} - data.rows().keys()
   if unknown:
     print(f"expected rows of rows.toml, found {', '.join(sorted(unknown))}")
@@ -48,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument("command", choices=("run", "render", "stale"))
+  parser.add_argument("command", choices=("run", "table", "render", "stale"))
   parser.add_argument("rows", nargs="*", metavar="ROW")
   parser.add_argument("--due", action="store_true")
   parser.add_argument("--seeds", type=_numbers, default=(), metavar="0,1,...")

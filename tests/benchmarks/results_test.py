@@ -5,10 +5,11 @@ import json
 import pathlib
 import re
 import shutil
+import sys
 
 import pytest
 
-from benchmarks.results import data, fingerprints, runs, staleness
+from benchmarks.results import data, fingerprints, runs, staleness, tables
 from seedx import losses
 
 _WORDS = ["anakin_ppo", "--env", "seedx:Catch", "--num-envs", "16"]
@@ -17,8 +18,8 @@ _COPIED = ("seedx", "experiments", "benchmarks", "tests")
 
 
 def outcome(**values):
-  known = {"versions": data.versions(), "cpu": data.cpu(), "commit": "1234567"}
-  return data.Outcome(**{"seed": 0, "fingerprint": "a", **known, **values})
+  here = {"versions": data.versions(), "cpu": data.cpu(), "commit": "1234567"}
+  return data.Outcome(**{"seed": 0, "fingerprint": "a", **here, **values})
 
 
 def row(*outcomes, command="ppo --env CartPole-v1 --total-steps 300000"):
@@ -161,3 +162,23 @@ def _exploration(config):
   return {
     k: getattr(config.agent, k) for k in names if hasattr(config.agent, k)
   }
+
+
+def test_tables_of_a_program_are_kept_with_their_origin(tmp_path, monkeypatch):
+  monkeypatch.setattr(data, "TABLES", tmp_path)
+  old = {"command": "a program", "values": {"best": "7"}}
+  (tmp_path / "b.json").write_text(json.dumps(old))
+  text = (
+    "some\n| x | y |\n|---|---:|\n| 1 | 2,000 |\n\n| z |\n| --- |\n| a-b |\n"
+  )
+  program = [sys.executable, "-c", f"print({text!r})"]
+  assert tables.measure(["a", "b"], program) == 0
+  first = json.loads((tmp_path / "a.json").read_text())
+  second = json.loads((tmp_path / "b.json").read_text())
+  assert (first["columns"], first["rows"]) == (["x", "y"], [["1", "2,000"]])
+  assert (second["columns"], second["rows"]) == (["z"], [["a-b"]])
+  assert second["command"] == "a program" and second["values"] == {"best": "7"}
+  assert first["command"].startswith(sys.executable)
+  assert first["commit"] == data.git("rev-parse", "--short=7", "HEAD")
+  assert tables.measure(["a", "b", "c"], program) == 2
+  assert tables.measure(["a"], [sys.executable, "-c", "exit(3)"]) == 3
