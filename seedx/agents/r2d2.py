@@ -76,11 +76,13 @@ class Config(dqn.Config):
   def for_images(self) -> Self:
     """Returns a copy for Atari, as in Kapturowski et al. 2019; not measured.
 
-    The copy has an LSTM instead of stacked frames, and rescales returns instead
-    of clipping rewards.
+    The values are those of section 2.3 and table 2, except that the learning
+    rate falls to 0. Frames are stacked although there is an LSTM. Returns are
+    rescaled instead of clipping rewards.
     """
     return dataclasses.replace(
       self,
+      stack_frames=4,
       learning_rate=1e-4,
       adam_epsilon=1e-3,
       reward_scale=1.0,
@@ -89,6 +91,7 @@ class Config(dqn.Config):
       burn_in=40,
       sequence_length=80,
       target_period=2500,
+      epsilon_steps=0,
     )
 
   @property
