@@ -15,6 +15,7 @@ from seedx.learning import learner
 from seedx.pipelines import apex
 
 EXPERIMENT = app.Experiment(
+  # On vectors, the values are ours.
   apex.Config(
     total_steps=500_000,
     agent=dqn.Config(dueling=True, epsilon_ladder=True, target_period=100),

@@ -27,8 +27,8 @@ class Config(dqn.Config):
   A window is a sequence of `burn_in` steps and `sequence_length` transitions. A
   sequence starts every `unroll_length` steps, so sequences overlap. Sequences
   cross the ends of episodes, which reset the memory and cut returns, so that no
-  padding is needed. The loss is a mean over steps, not the paper's sum over the
-  steps of a sequence. The memory also sees the previous action and reward.
+  padding is needed. The loss is a mean over steps; in SEED's R2D2 it is a sum
+  over those of a sequence. The memory also sees the previous action and reward.
 
   Attributes:
     lstm_size: units of the LSTM, the memory if there is no `core`; 0 for no
