@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The losses
 #
-# `seedx.losses` needs only JAX, RLax and chex. A loss is a pure function of
-# **one stream** of `[T + 1]` time steps, and returns the contribution of each
+# `seedx.losses` needs only JAX, RLax, chex and dm_env. A loss is a pure function
+# of **one stream** of `[T + 1]` time steps, and returns the contribution of each
 # of its T transitions; `jax.vmap` extends it to a batch. This tour applies each
 # loss to hand-made streams, and draws the result.
 

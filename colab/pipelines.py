@@ -11,7 +11,7 @@
 # |---|---|---|---|
 # | [Gorila](https://arxiv.org/abs/1507.04296) | July 2015 | Nair et al., Google DeepMind | gradients to sharded parameter servers, parameters back, as in [DistBelief](https://research.google/pubs/large-scale-distributed-deep-networks/) (Dean et al. 2012) |
 # | [A3C](https://arxiv.org/abs/1602.01783) | February 2016 | Mnih et al., Google DeepMind | nothing: threads of one machine share the parameters |
-# | [A2C](https://arxiv.org/abs/1708.05144) | August 2017 | Wu et al.; OpenAI Baselines | nothing: one process, in lock step and in one batch |
+# | [A2C](https://arxiv.org/abs/1705.04862) | May 2017 | Clemente et al.; the name is from OpenAI Baselines | nothing: one process, in lock step and in one batch |
 # | [IMPALA](https://arxiv.org/abs/1802.01561) | February 2018 | Espeholt et al., DeepMind | unrolls to the learner, parameters back |
 # | [Ape-X](https://arxiv.org/abs/1803.00933) | March 2018 | Horgan et al., DeepMind | transitions with priorities to one replay, parameters back |
 # | [SEED](https://arxiv.org/abs/1910.06591) | October 2019 | Espeholt et al., Google Research | observations to the learner, actions back |
@@ -137,7 +137,7 @@ for name, agent in {"seed": VTRACE, "seed-ppo": PPO}.items():
 # **Replays.** Each of Gorila's workers acts, replays and learns by itself; they
 # share only two parameter servers, each of which holds half of the parameters.
 # Ape-X's actors fill one replay, and compute the initial priorities of what
-# they send. (In the paper each actor has its own epsilon, here
+# they send. (In section 4.1 of the paper each actor has its own epsilon, here
 # `epsilon_ladder=True`; in this comparison both pipelines have the same agent.)
 
 # %%

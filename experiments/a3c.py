@@ -36,7 +36,8 @@ EXPERIMENT = app.Experiment(
   by_agent={"dqn": app.preset(envs_per_worker=4, unroll_length=5)},
   # Return in Pendulum-v1 with seed 2: -190.
   continuous=app.preset(total_steps=2_000_000),
-  # Values close to Mnih et al. 2016, with fewer workers.
+  # Mnih et al. 2016, "Experimental setup", have unrolls of 5 steps, too, but 16
+  # threads of one environment.
   images=app.preset(
     measured=False,
     total_steps=10_000_000,

@@ -15,6 +15,7 @@ from seedx.learning import learner
 from seedx.pipelines import apex
 
 EXPERIMENT = app.Experiment(
+  # On vectors, the values are ours.
   apex.Config(
     total_steps=500_000,
     agent=dqn.Config(dueling=True, epsilon_ladder=True, target_period=100),
@@ -22,7 +23,12 @@ EXPERIMENT = app.Experiment(
     fetch_interval=400,
     learner=learner.InboxConfig(unroll_length=8, batch_size=8),
   ),
-  # Values close to Horgan et al. 2018, scaled to one machine.
+  # The constant epsilons and the fetches after 100 env steps of an actor (400
+  # frames) are those of Horgan et al. 2018, section 4.1; the target period and
+  # the start of learning are those of appendix C. Their actors have one
+  # environment; the 16 here make more than 100 env steps in an unroll. For one
+  # machine, the replay ratio is larger than theirs (about 1) and the batch
+  # smaller (512).
   images=app.preset(
     measured=False,
     total_steps=10_000_000,
@@ -30,7 +36,8 @@ EXPERIMENT = app.Experiment(
     unroll_length=16,
     batch_size=16,
     target_period=2500,
-    epsilon_steps=50_000,
+    epsilon_steps=0,
+    fetch_interval=100,
     replay_min_steps=50_000,
     replay_ratio=8.0,
     replay_batch_size=64,

@@ -16,6 +16,8 @@ from seedx.learning import learner
 from seedx.pipelines import apex
 
 EXPERIMENT = app.Experiment(
+  # The fetch interval is that of Kapturowski et al. 2019, table 2, whose actors
+  # have one environment.
   apex.Config(
     total_steps=500_000,
     agent=r2d2.Config(),
@@ -24,6 +26,8 @@ EXPERIMENT = app.Experiment(
     learner=learner.InboxConfig(unroll_length=20, batch_size=8),
     replay=r2d2.REPLAY,
   ),
+  # Batch and ratio are those of SEED's `agents/r2d2/learner.py`. A sequence
+  # begins every 40 steps, as in Kapturowski et al. 2019, section 2.3.
   images=app.preset(
     measured=False,
     total_steps=10_000_000,

@@ -23,6 +23,8 @@ EXPERIMENT = app.Experiment(
     learner=learner.InboxConfig(unroll_length=20, batch_size=8),
     replay=r2d2.REPLAY,
   ),
+  # Batch and ratio are those of SEED's `agents/r2d2/learner.py`. A sequence
+  # begins every 40 steps, as in Kapturowski et al. 2019, section 2.3.
   images=app.preset(
     measured=False,
     total_steps=10_000_000,

@@ -6,15 +6,19 @@ The program trains R2D2 on CartPole with hidden velocities, in one process.
 Sequences begin with the stored state of the LSTM or with zeros, with and
 without burn-in. Runs that already exist are not trained again.
 
-The picture shows returns and the Q-value discrepancy of Kapturowski et al.
-2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX:
+The picture shows returns and a Q-value discrepancy:
 
     |q(replayed) - q(true)|_2 / max |q(replayed)|
 
 where q(true) is computed from the start of the episode, and the maximum is over
-the actions and steps of the sequence. The measurement uses the final parameters
-of a run and all sequences in its replay, each up to the end of the episode in
-which it began. Older parameters of different ages computed the stored states.
+the actions and steps of the sequence. Kapturowski et al. 2019, section 3,
+https://openreview.net/forum?id=r1lyTjAqYX, compare with the stored states
+instead, which older parameters made. They find that the stored state helps more
+than burn-in; with the measure here, burn-in helps more.
+
+The measurement uses the final parameters of a run and all sequences in its
+replay, each up to the end of the episode in which it began. Older parameters of
+different ages computed the stored states.
 """
 
 import dataclasses

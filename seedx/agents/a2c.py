@@ -1,4 +1,8 @@
-"""The advantage actor-critic, the agent of A2C and A3C."""
+"""The advantage actor-critic, the agent of A2C and A3C.
+
+Mnih et al. 2016, https://arxiv.org/abs/1602.01783, section 4; in one batch:
+Clemente et al. 2017, https://arxiv.org/abs/1705.04862.
+"""
 
 import dataclasses
 import functools

@@ -50,8 +50,8 @@ class Config(model_lib.Config):
       random to a degree; later moves are the best ones. With "puct", moves are
       sampled from the visits at temperature 1.
     dirichlet_fraction: share of noise in the root's policy, with "puct".
-    dirichlet_alpha: concentration of this noise; the paper has 0.3 for chess,
-      0.15 for shogi and 0.03 for Go.
+    dirichlet_alpha: concentration of this noise; Silver et al. 2018
+      ("Configuration") have 0.3 for chess, 0.15 for shogi and 0.03 for Go.
     symmetries: whether learning turns and reflects positions at random, if the
       game has symmetries.
     value_cost: weight of the value loss.
@@ -60,8 +60,8 @@ class Config(model_lib.Config):
       the longest game. Without a replay, the unroll's end sets it.
     replayed: whether the agent learns from a replay; if not, from each unroll
       once.
-    residual_blocks: number of residual blocks of convolutions, as in the paper
-      (19 there); 0 for the MLP of `hidden_sizes`.
+    residual_blocks: number of residual blocks of convolutions, of which Silver
+      et al. 2018 ("Architecture") have 19; 0 for the MLP of `hidden_sizes`.
     residual_channels: channels of these convolutions.
   """
 

@@ -1,4 +1,8 @@
-"""Deep Q-networks with a target network: double, dueling, n-step."""
+"""Deep Q-networks with a target network: double, dueling, n-step.
+
+Mnih et al. 2015, "Human-level control through deep reinforcement learning",
+https://doi.org/10.1038/nature14236.
+"""
 
 import dataclasses
 import functools
@@ -31,7 +35,12 @@ class Config(value_based.Config):
   rescale: bool = False
 
   def for_images(self) -> Self:
-    """Returns a copy for Atari, close to Hessel et al. 2018; not measured."""
+    """Returns a copy for Atari; not measured.
+
+    Learning rate and epsilons are those of CleanRL's `dqn_atari.py`, and errors
+    are clipped to 1 as in Mnih et al. 2015, "Methods". The period of the target
+    network is ours.
+    """
     return dataclasses.replace(
       super().for_images(),
       learning_rate=1e-4,

@@ -1,4 +1,7 @@
-"""Proximal policy optimisation (PPO)."""
+"""Proximal policy optimisation (PPO).
+
+Schulman et al. 2017, https://arxiv.org/abs/1707.06347.
+"""
 
 import dataclasses
 import functools
@@ -41,7 +44,9 @@ class Config(policy_gradient.Config):
   def for_images(self) -> Self:
     """Returns a copy for Atari; not measured.
 
-    The values are close to Schulman et al. 2017, table 5.
+    The values are those of the authors' `ppo2` (`baselines/ppo2/defaults.py`).
+    Schulman et al. 2017, table 5, have 3 epochs, and a clip range that falls to
+    0 as the learning rate does.
     """
     return dataclasses.replace(
       super().for_images(),

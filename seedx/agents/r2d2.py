@@ -27,8 +27,8 @@ class Config(dqn.Config):
   A window is a sequence of `burn_in` steps and `sequence_length` transitions. A
   sequence starts every `unroll_length` steps, so sequences overlap. Sequences
   cross the ends of episodes, which reset the memory and cut returns, so that no
-  padding is needed. The loss is a mean over steps, not the paper's sum over the
-  steps of a sequence. The memory also sees the previous action and reward.
+  padding is needed. The loss is a mean over steps; in SEED's R2D2 it is a sum
+  over those of a sequence. The memory also sees the previous action and reward.
 
   Attributes:
     lstm_size: units of the LSTM, the memory if there is no `core`; 0 for no
@@ -76,11 +76,13 @@ class Config(dqn.Config):
   def for_images(self) -> Self:
     """Returns a copy for Atari, as in Kapturowski et al. 2019; not measured.
 
-    The copy has an LSTM instead of stacked frames, and rescales returns instead
-    of clipping rewards.
+    The values are those of section 2.3 and table 2, except that the learning
+    rate falls to 0. Frames are stacked although there is an LSTM. Returns are
+    rescaled instead of clipping rewards.
     """
     return dataclasses.replace(
       self,
+      stack_frames=4,
       learning_rate=1e-4,
       adam_epsilon=1e-3,
       reward_scale=1.0,
@@ -89,6 +91,7 @@ class Config(dqn.Config):
       burn_in=40,
       sequence_length=80,
       target_period=2500,
+      epsilon_steps=0,
     )
 
   @property

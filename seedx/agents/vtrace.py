@@ -1,4 +1,7 @@
-"""The V-trace actor-critic, the agent of IMPALA."""
+"""The V-trace actor-critic, the agent of IMPALA.
+
+Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, section 4.
+"""
 
 import dataclasses
 import functools
@@ -27,7 +30,7 @@ class Config(policy_gradient.Config):
   clip_pg_rho_threshold: float = types.setting(1.0, changes="run_time", low=0.0)
 
   def for_images(self) -> Self:
-    """Returns a copy for Atari, measured on Pong."""
+    """Returns a copy for Atari, measured on Pong; the values are ours."""
     return dataclasses.replace(
       super().for_images(),
       learning_rate=5e-4,

@@ -11,8 +11,8 @@ which it acts and computes gradients. The worker refreshes the copy after each
 unroll. Each gradient is applied to the shared parameters as soon as it is
 computed, one at a time; workers are never synchronized. `gradient_staleness` is
 the number of updates by other workers since the copy was made. The paper
-updates the parameters in place without locks (Hogwild). JAX arrays are
-immutable, so here an update replaces the parameters, under a lock.
+updates the parameters in place without locks (Hogwild, section 4). JAX arrays
+are immutable, so here an update replaces the parameters, under a lock.
 
 Mnih et al. 2016, "Asynchronous Methods for Deep Reinforcement Learning",
 https://arxiv.org/abs/1602.01783, algorithms S2 (n-step Q-learning, here a DQN

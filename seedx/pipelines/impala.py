@@ -36,7 +36,8 @@ class Config(process.ServerConfig):
     actors: processes that act.
     fetch_interval: number of env steps of an actor, over all its environments,
       between two fetches of parameters; 0 for a fetch after every unroll.
-      Ape-X's paper uses 400.
+      Actors with one environment have 100 in Ape-X (Horgan et al. 2018, section
+      4.1: 400 frames), and 400 in R2D2 (Kapturowski et al. 2019, table 2).
     learner: devices that compute updates.
   """
 

@@ -9,8 +9,8 @@ unroll is complete, the agent learns from it before the next action. So the
 newest parameters always act, and the same seed gives bitwise the same
 parameters on the same machine.
 
-`sync` is the loop of A2C (the synchronous form of Mnih et al. 2016,
-https://arxiv.org/abs/1602.01783), of PPO (Schulman et al. 2017,
+`sync` is the loop of A2C, the agent of A3C in one batch (Clemente et al. 2017,
+https://arxiv.org/abs/1705.04862), of PPO (Schulman et al. 2017,
 https://arxiv.org/abs/1707.06347, algorithm 1), and of DQN (Mnih et al. 2015,
 https://doi.org/10.1038/nature14236, algorithm 1).
 """

@@ -81,7 +81,7 @@ def test_discrete_observations_are_one_hot_and_others_flat():
 @pytest.mark.parametrize(
   ("module", "pixels"),
   [
-    # 84 -> 20 -> 9 -> 7 pixels a side, 64 channels, as in the paper.
+    # 84 -> 20 -> 9 -> 7 pixels a side, 64 channels, as in Mnih et al. 2015.
     (networks.NatureCNN, 7 * 7 * 64),
     # 84 -> 42 -> 21 -> 11 pixels a side, 32 channels.
     (networks.ImpalaResNet, 11 * 11 * 32),

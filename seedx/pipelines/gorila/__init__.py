@@ -6,13 +6,14 @@
                ^                                                  |
                '----------- the newest parameters <---------------'
 
-Every worker acts, stores experience and computes gradients (the paper's bundled
-mode). The worker splits each gradient over the parameter servers. Each server
-applies its part with its own optimizer, and replies with its newest parameters;
-no worker waits for another. Servers drop gradients that are too stale, and
-workers drop those whose loss is an outlier. The run continues when a worker
-dies. A restarted server gets its parameters back from the workers. A
-coordinator counts env steps, and ends the run.
+Every worker acts, stores experience and computes gradients: a bundle of actor,
+replay and learner, as in section 4.1 of the paper. The worker splits each
+gradient over the parameter servers. Each server applies its part with its own
+optimizer, and replies with its newest parameters; no worker waits for another.
+Servers drop gradients that are too stale, and workers drop those whose loss is
+an outlier. The run continues when a worker dies. A restarted server gets its
+parameters back from the workers. A coordinator counts env steps, and ends the
+run.
 
 Nair et al. 2015, "Massively Parallel Methods for Deep Reinforcement Learning",
 https://arxiv.org/abs/1507.04296, figures 2 and 3; algorithm 1 with DQN. Such

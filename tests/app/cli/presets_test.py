@@ -74,8 +74,8 @@ OF_EXPERIMENTS = {
   },
 }
 # Fields in which an experiment's presets for images differ from the agent's
-# `for_images`: the paper's target period, and a ladder of epsilons, which needs
-# no slow decay.
+# `for_images`: the target period of Horgan et al. 2018, appendix C, and their
+# epsilons, which do not decay (section 4.1).
 OF_IMAGES = {("apex_dqn", ""): {"target_period", "epsilon_steps"}}
 # Fields in which an experiment's presets for continuous actions differ from
 # `for_continuous`: epochs and minibatches as above, and the default learning
@@ -188,12 +188,12 @@ def test_presets_fit_the_kind_of_environment(name, agent):
   vectors, continuous, images = (values(name, agent, env=x) for x in ENVS)
   assert images["total_steps"] > vectors["total_steps"]
   # Games have rewards of many sizes, and a single image shows no movement.
-  recurrent = "lstm_size" in images and images["stack_frames"] == 1
-  if recurrent:
-    assert images["rescale"] and images["lstm_size"] > vectors["lstm_size"]
+  assert images["stack_frames"] > 1 == vectors["stack_frames"]
+  assert images["reward_scale"] == 1.0
+  if images.get("rescale"):
+    assert images["lstm_size"] > vectors["lstm_size"]
   else:
-    assert (images["reward_clip"], images["reward_scale"]) == (1.0, 1.0)
-    assert images["stack_frames"] > 1 == vectors["stack_frames"]
+    assert images["reward_clip"] == 1.0
     assert vectors["reward_scale"] < 1.0 and not vectors["reward_clip"]
   if "entropy_cost" in vectors:
     # The entropy of a continuous density has no bound.
