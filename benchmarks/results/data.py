@@ -71,6 +71,7 @@ class Row:
     lower: whether lower published returns are stronger.
     minutes: approximate minutes of a run on two cores.
     note: remark beside the command.
+    noted: options of the command that the note stands for.
     published: the figures of others.
   """
 
@@ -83,6 +84,7 @@ class Row:
   digits: int = 1
   minutes: float = 5.0
   note: str = ""
+  noted: str = ""
   published: Sequence[Published] = ()
 
   @property

@@ -182,7 +182,10 @@ def _reached(rows: Sequence[data.Row]) -> tuple[list[str], list[list[str]]]:
 
 def _command(row: data.Row) -> str:
   """Returns the command without options that a column or the page states."""
-  return re.sub(r" --(total-steps|evaluate-[\w-]+) \d+", "", row.command)
+  command = (
+    row.command.replace(f" {row.noted}", "") if row.noted else row.command
+  )
+  return re.sub(r" --(total-steps|evaluate-[\w-]+) \d+", "", command)
 
 
 def _mean(row: data.Row, returns: Sequence[float]) -> str:
