@@ -2,17 +2,17 @@ r"""Runs rows of the results, renders them, and lists the rows that are stale.
 
   python -m benchmarks.results run ppo_cartpole dqn_cartpole --minutes 30
   python -m benchmarks.results run --due --minutes 60
-  python -m benchmarks.results table peers,peers_replays \\
+  python -m benchmarks.results table peers,peers_replays \
     python -m benchmarks.peers
   python -m benchmarks.results render
   python -m benchmarks.results stale
 
-`run` trains each seed that has no outcome of this commit, one run at a time, at
-the lowest priority; it continues where it was stopped. `--due` selects the rows
-that are not current, cheapest first. `table` runs another program, and keeps
-the tables that it prints under these names. `stale` trains each row for some
-updates, and compares the result with that of the row's commit; then it writes
-the table of the long tests with the parts that are stale.
+`run` trains each seed whose outcome is not of today's code, one run at a time,
+at the lowest priority; it continues where it was stopped. `--due` selects the
+rows that are not current, cheapest first. `table` runs another program, and
+keeps the tables that it prints under these names. `stale` trains each row for
+some updates, and compares the result with that of the row's commit; then it
+writes the table of the long tests with the parts that are stale.
 """
 
 import argparse

@@ -21,7 +21,7 @@ _CODE = ("seedx", "experiments")
 def run(
   rows: Sequence[data.Row], seeds: Sequence[int], minutes: float, core: int
 ) -> int:
-  """Runs the rows' seeds that have no outcome of this commit.
+  """Runs the rows' seeds that have no outcome with today's fingerprint.
 
   Runs of the same row follow one another, at the lowest priority. After
   `minutes`, the current run ends with a checkpoint, from which the next call
@@ -45,11 +45,10 @@ def run(
     os.sched_setaffinity(0, {core})
     about["machine"] = "1 CPU core"
   for row in rows:
-    due = _due(row, seeds, about["commit"])
-    if not due or time.monotonic() > end_seconds:
-      continue
+    if time.monotonic() > end_seconds:
+      break
     about["fingerprint"] = fingerprints.of_rows([row.name]).get(row.name)
-    for group in _groups(row, due):
+    for group in _groups(row, due(row, seeds, about["fingerprint"])):
       left = end_seconds - time.monotonic()
       if left < min(60.0, 60 * row.minutes):
         break
@@ -71,19 +70,25 @@ def reached(
   return first
 
 
-def _due(row: data.Row, seeds: Sequence[int], commit: str) -> list[int]:
-  """Returns the seeds without an outcome of this commit."""
-  wanted = [seed for seed in row.seeds if not seeds or seed in seeds]
-  done = row.outcomes
-  return [x for x in wanted if x not in done or done[x].commit != commit]
+def due(
+  row: data.Row, seeds: Sequence[int], fingerprint: str | None
+) -> list[int]:
+  """Returns those of the seeds (all if empty) without such a fingerprint."""
+  kept = {k: x.fingerprint for k, x in row.outcomes.items()}
+  return [
+    seed
+    for seed in row.seeds
+    if (not seeds or seed in seeds)
+    and (fingerprint is None or kept.get(seed) != fingerprint)
+  ]
 
 
-def _groups(row: data.Row, due: Sequence[int]) -> Iterator[Sequence[int]]:
+def _groups(row: data.Row, seeds: Sequence[int]) -> Iterator[Sequence[int]]:
   """Yields the seeds of each run; `--num-seeds` trains all seeds in one."""
-  if "--num-seeds" in row.words:
+  if seeds and "--num-seeds" in row.words:
     yield row.seeds
   else:
-    yield from ([seed] for seed in due)
+    yield from ([seed] for seed in seeds)
 
 
 def _one(

@@ -103,6 +103,14 @@ def test_returns_are_reached_at_the_first_line():
   assert runs.reached(lines, [20, 20.5, 23]) == expected
 
 
+def test_seeds_are_due_without_an_outcome_of_the_same_fingerprint():
+  made = row(outcome(), outcome(seed=1, fingerprint="b"))
+  assert runs.due(made, [], "a") == [1, 2, 3, 4]
+  assert runs.due(made, [0, 1, 4], "b") == [0, 4]
+  # Without a fingerprint of today, nothing is known to be the same.
+  assert runs.due(made, [0, 1], None) == [0, 1]
+
+
 def test_an_outcome_is_read_as_it_was_written(tmp_path):
   written = outcome(training=1.5, reached={"475": [10, 2.5]})
   written.write(tmp_path / "0.json")
