@@ -21,6 +21,7 @@ import json
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,8 @@ _PARTS = (
   ("sac", "HalfCheetah-v4", 3),
   ("sac", "Hopper-v4", 3),
 )
-_PROGRAMS = ("cleanrl", "seedx")
+_NAMES = {"cleanrl": "CleanRL", "seedx": "seedx"}
+_PROGRAMS = tuple(_NAMES)
 _CLEANRL = {
   "td3": "td3_continuous_action_jax.py",
   "sac": "sac_continuous_action.py",
@@ -174,14 +176,64 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the study, or draws it; returns the exit status."""
   options = _parser().parse_args(argv)
   if options.figure:
-    paths = sorted(pathlib.Path(options.results).glob("*.json"))
-    results = [json.loads(path.read_text()) for path in paths]
+    results = read(pathlib.Path(options.results))
     control_figure.draw(results, pathlib.Path(options.picture))
     return 0
   for name in ("python", "source"):
     # Runs have folders of their own; a link leads to the environment.
     setattr(options, name, os.path.abspath(getattr(options, name)))
   return 0 if Study(options).run() else 1
+
+
+def read(folder: pathlib.Path = _RESULTS) -> list[dict[str, Any]]:
+  """Returns the contents of all files of results."""
+  return [
+    json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))
+  ]
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+  """Returns a Markdown table of the mean returns after half of a run and all.
+
+  `±` is the sample standard deviation over seeds.
+  """
+  lines = []
+  for algorithm, env, _ in _PARTS:
+    for program in _PROGRAMS:
+      key = {"algorithm": algorithm, "environment": env, "program": program}
+      runs = [x for x in results if key.items() <= x.items()]
+      if runs:
+        seeds = ", ".join(str(x["seed"]) for x in runs)
+        curves = [x["evaluations"] for x in runs]
+        half = _mean([_nearest(x, x[-1][0] / 2) for x in curves])
+        end = _mean([curve[-1] for curve in curves])
+        commit = ", ".join(sorted({x["commit"] for x in runs}))
+        name = f"{_NAMES[program]} `{algorithm}`"
+        lines.append([name, env, seeds, half, end, commit])
+  header = (
+    "program",
+    "environment",
+    "seeds",
+    "50k env steps",
+    "100k",
+    "commit",
+  )
+  return watched.table(header, lines)
+
+
+def _nearest(
+  curve: Sequence[Sequence[float]], env_steps: float
+) -> Sequence[float]:
+  """Returns the evaluation that is nearest to a number of env steps."""
+  return min(curve, key=lambda x: abs(x[0] - env_steps))
+
+
+def _mean(evaluations: Sequence[Sequence[float]]) -> str:
+  returns = [mean for _, mean in evaluations]
+  text = f"{statistics.fmean(returns):,.0f}"
+  if len(returns) > 1:
+    text += f" ± {statistics.stdev(returns):,.0f}"
+  return text
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import critics, self_play
+from benchmarks import control_study, critics, self_play
 from benchmarks.results import data
 
 # All pages with rendered parts.
@@ -89,6 +89,8 @@ def table(name: str) -> str:
   if name in _FORMS:
     rows = [row for row in data.rows().values() if row.table == name]
     return _markdown(*_FORMS[name](rows))
+  if name == "control_study":
+    return control_study.table(control_study.read())
   if name in _PROGRAMS:
     measured = _json(data.ROOT / "benchmarks" / f"{name}.json")
     origin = f"`python -m benchmarks.{name}`: {measured['machine']}"

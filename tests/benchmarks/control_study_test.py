@@ -73,3 +73,29 @@ def test_the_figure_has_a_dark_twin(study, tmp_path):
   picture = tmp_path / "study.png"
   assert study("--figure", "--picture", str(picture)) == 0
   assert picture.exists() and picture.with_stem("study_dark").exists()
+
+
+def test_the_table_has_means_after_half_of_a_run_and_all_of_it():
+  of_all = {"algorithm": "sac", "environment": "Hopper-v4", "commit": "abc"}
+  curves = [
+    (
+      "seedx",
+      0,
+      [[4, 0.0], [50_038, 1000.0], [75_000, 7.0], [100_000, 2000.0]],
+    ),
+    (
+      "seedx",
+      1,
+      [[0, 0.0], [50_001, 1200.0], [75_000, 7.0], [100_000, 2400.0]],
+    ),
+    ("cleanrl", 0, [[50_000, 500.0], [100_000, 600.0]]),
+  ]
+  rows = [
+    {**of_all, "program": program, "seed": seed, "evaluations": curve}
+    for program, seed, curve in curves
+  ]
+  *_, cleanrl, seedx = control_study.table(rows).splitlines()
+  assert cleanrl == "| CleanRL `sac` | Hopper-v4 | 0 | 500 | 600 | abc |"
+  assert seedx == (
+    "| seedx `sac` | Hopper-v4 | 0, 1 | 1,100 ± 141 | 2,200 ± 283 | abc |"
+  )
