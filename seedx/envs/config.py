@@ -180,10 +180,10 @@ def games(config: Config) -> str:
     tasks and for EnvPool's classic control, Box2D and Catch; "" for all others,
     such as your own.
   """
-  if is_functional(config):
-    if not config.env.startswith(SEEDX_PREFIX):
-      return ""
+  if config.env.startswith(SEEDX_PREFIX):
     return "MinAtar" if config.env.endswith("-MinAtar") else "small"
+  if ":" in config.env:  # Your own needs no EnvPool.
+    return ""
   registry = families.envpool().registration.registry
   package, name, _ = registry.specs.get(config.env, ("", "", {}))
   if package.startswith("envpool.mujoco."):

@@ -129,11 +129,11 @@ class Experiment(Generic[C]):
     kinds: Sequence[str] = [kind]
     if kind == "auto":
       kinds = presets_lib.kinds(config.env, self.images, self.continuous)
-    for preset, name in (
-      (preset, preset.purpose(kind))
-      for kind in kinds
-      if (preset := self._by_kind.get(kind)) is not None
-    ):
+    for kind in kinds:
+      preset = self._by_kind.get(kind)
+      if preset is None:
+        continue
+      name = preset.purpose(kind)
       # Small tasks have been measured with every agent, others only with the
       # default one.
       is_default = preset is presets_lib.SMALL or agent == self.default_agent
@@ -173,8 +173,11 @@ class Experiment(Generic[C]):
   @property
   def _by_kind(self) -> Mapping[str, presets_lib.Preset | None]:
     """The presets for kinds of environments; None for one that it lacks."""
-    agent: Any = self.config.agent
-    has_small = getattr(agent, "for_small", lambda: agent)() != agent
+    agents: Sequence[Any] = [self.config.agent, *self.agents.values()]
+    has_small = any(
+      hasattr(agent, "for_small") and agent.for_small() != agent
+      for agent in agents
+    )
     return {
       "small": presets_lib.SMALL if has_small else None,
       "images": self.images,
