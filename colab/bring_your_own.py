@@ -94,12 +94,11 @@ print(f"found the treasure in {np.mean(np.array(returns) > 0):.0%} of episodes")
 
 # %% [markdown]
 # Every experiment accepts this environment as `--env`. `--env-options` are the
-# function's arguments besides a seed. The defaults suit rewards of CartPole's
-# size; the rewards here are smaller, so `--reward-scale` is larger.
+# function's arguments besides a seed.
 
 # %%
 # !{sys.executable} -m seedx train ppo --env my_env:make --env-options size=7 \
-#   --reward-scale 1 --num-envs 32 --total-steps 80000 --run-dir runs/treasure
+#   --num-envs 32 --total-steps 80000 --run-dir runs/treasure
 
 # %% [markdown]
 # The other programs of seedx accept this environment, too: here is an episode,
@@ -262,9 +261,9 @@ def train(name, agent, total_steps):
   print(f"{name:<16} return {run.metrics['episode_return']:.2f}")
 
 
-agent = ppo.Config(reward_scale=1.0)
+agent = ppo.Config()
 train("PPO, MLP", agent, 50_000)
-agent = ppo.Config(reward_scale=1.0, torso=FromTheRobot())
+agent = ppo.Config(torso=FromTheRobot())
 train("PPO, my network", agent, 50_000)
 
 # %% [markdown]
@@ -394,7 +393,6 @@ for core in (None, GRU(), Transformer()):
     core=core,
     hidden_sizes=(32,),
     learning_rate=1e-3,
-    reward_scale=1.0,
     td_lambda=1.0,
     minibatches=2,
   )
@@ -478,7 +476,7 @@ class Config(policy_gradient.Config):
 # %%
 import my_loss
 
-agent = my_loss.Config(reward_scale=1.0, torso=FromTheRobot())
+agent = my_loss.Config(torso=FromTheRobot())
 train("my loss, sync", agent, 100_000)
 
 # %% [markdown]
@@ -505,7 +503,7 @@ from seedx.pipelines import impala
 EXPERIMENT = app.Experiment(
   impala.Config(
     env=envs.Config("my_env:make", env_options={"size": 7}),
-    agent=my_loss.Config(reward_scale=1.0, torso=my_network.FromTheRobot()),
+    agent=my_loss.Config(torso=my_network.FromTheRobot()),
     total_steps=100_000,
     actors=protocol.Actors(num_actors=2, envs_per_actor=16),
     learner=learner.InboxConfig(unroll_length=16, batch_size=32),

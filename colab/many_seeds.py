@@ -65,7 +65,7 @@ def train(td_lambda):
   """Trains with all seeds; returns the return of each."""
   config = anakin.Config(
     env=envs.Config("seedx:CartPole-v1"),
-    agent=ppo.Config(td_lambda=td_lambda, epochs=4, minibatches=4),
+    agent=ppo.Config(td_lambda=td_lambda, epochs=4, minibatches=4).for_small(),
     num_envs=64,
     num_seeds=SEEDS,
     total_steps=100_000,

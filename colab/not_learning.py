@@ -9,6 +9,8 @@
 # All runs below write `metrics.jsonl`; `app.train` returns its lines.
 
 # %%
+import dataclasses
+
 from seedx import app, envs
 from seedx.acting import protocol
 from seedx.agents import a2c, ppo
@@ -29,10 +31,10 @@ def train(name, config):
 
 def in_lock_step(**values):
   """PPO in one process, whose experience is never old."""
-  few = {"epochs": 4, "minibatches": 4, "entropy_cost": 0.01}
+  few = ppo.Config(epochs=4, minibatches=4, entropy_cost=0.01).for_small()
   return sync.Config(
     env=ENV,
-    agent=ppo.Config(**few | values),
+    agent=dataclasses.replace(few, **values),
     num_envs=32,
     learner=learner.Config(unroll_length=32),
     total_steps=60_000,
@@ -66,7 +68,7 @@ def with_actors(envs_per_actor, batch_size, queue_capacity):
   """A2C with two actors; `queue_capacity` batches may wait for the learner."""
   return impala.Config(
     env=ENV,
-    agent=a2c.Config(td_lambda=1.0),
+    agent=a2c.Config(td_lambda=1.0).for_small(),
     actors=protocol.Actors(num_actors=2, envs_per_actor=envs_per_actor),
     learner=learner.InboxConfig(
       unroll_length=16, batch_size=batch_size, queue_capacity=queue_capacity

@@ -43,15 +43,15 @@ for pipeline in (gorila, a3c, impala, apex, seed):
 from seedx import envs, replay
 from seedx.agents import dqn, ppo, vtrace
 
-VTRACE = vtrace.Config(td_lambda=0.95)
-PPO = ppo.Config(epochs=4, minibatches=4)
+VTRACE = vtrace.Config(td_lambda=0.95).for_small()
+PPO = ppo.Config(epochs=4, minibatches=4).for_small()
 DQN = dqn.Config(
   learning_rate=1e-3,
   hidden_sizes=(64, 64),
   target_period=50,
   epsilon_end=0.02,
   epsilon_steps=4_000,
-)
+).for_small()
 ENV = envs.Config("CartPole-v1")
 
 # %% [markdown]

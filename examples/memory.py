@@ -120,7 +120,6 @@ AGENT = ppo.Config(
   core=GRU(),
   hidden_sizes=(32,),
   learning_rate=1e-3,
-  reward_scale=1.0,
   td_lambda=1.0,
   minibatches=2,
 )

@@ -106,6 +106,10 @@ class Config(model_lib.Config):
     """Returns the same config: a board is no image of Atari's."""
     return self
 
+  def for_small(self) -> Self:
+    """Returns the same config: results of games are not scaled."""
+    return self
+
   def make(
     self,
     spec: types.EnvironmentSpec,

@@ -47,7 +47,6 @@ class Config(windows_lib.Config):
   learning_rate_end: float = 1.0
   adam_epsilon: float = 1e-8
   max_gradient_norm: float = 0.0
-  reward_scale: float = 1.0
   hidden_sizes: tuple[int, ...] = (256, 256)
   activation: Literal["tanh", "relu"] = "relu"
   n_step: int = 1
@@ -63,6 +62,10 @@ class Config(windows_lib.Config):
   def for_images(self) -> Self:
     """Returns a copy for images, which are stacked; not measured."""
     return dataclasses.replace(self, stack_frames=3)
+
+  def for_small(self) -> Self:
+    """Returns the same config, which was measured with unscaled rewards."""
+    return self
 
 
 class Proposal(NamedTuple):

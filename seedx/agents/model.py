@@ -45,7 +45,7 @@ class Config(optimizers.Config):
   """
 
   discount: float = types.setting(0.99, changes="run_time", low=0.0, high=1.0)
-  reward_scale: float = types.setting(0.1, low=-types.MAX_VALUE)
+  reward_scale: float = types.setting(1.0, low=-types.MAX_VALUE)
   reward_clip: float = types.setting(0.0, low=0.0)
   normalize_observations: bool = False
   hidden_sizes: tuple[int, ...] = types.setting((64, 64), low=1, high=2**20)
@@ -60,6 +60,13 @@ class Config(optimizers.Config):
     return dataclasses.replace(
       self, reward_scale=1.0, reward_clip=1.0, stack_frames=4
     )
+
+  def for_small(self) -> Self:
+    """Returns a copy for small tasks, see `envs.games`: smaller rewards.
+
+    A pole that is balanced for ever has a discounted return of 100, times 0.1.
+    """
+    return dataclasses.replace(self, reward_scale=0.1)
 
   @property
   def memory(self) -> nn.Module | None:

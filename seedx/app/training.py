@@ -16,7 +16,15 @@ import numpy as np
 
 from seedx import checkpoint, envs, metrics, signals, types, wire
 from seedx import files as files_lib
-from seedx.app import described, devices, elsewhere, plot, profiling, scratch
+from seedx.app import (
+  described,
+  devices,
+  elsewhere,
+  plot,
+  profiling,
+  scales,
+  scratch,
+)
 from seedx.app.cli import configs
 from seedx.app.runs import (
   checkpointer,
@@ -430,7 +438,7 @@ def _lead(
     try:
       if not files.quiet:
         _introduce(record.name, config.env.env, work.presets, run_dir)
-        _introduce_network(config, taken)
+        _introduce_network(config, taken, work.presets)
       evaluation = evaluations.of(config, files, run_dir)
       trainer = _trainer(config, context)
       if trainer.server is not None:
@@ -448,8 +456,9 @@ def _lead(
       steps_before = trainer.acted.env_steps
       _share_state(trainer, context.hosts)
       run_dirs.write(run_dir, record)
+      sizes = scales.Check(config.agent, config.env, trainer.acted)
       check = functools.partial(
-        _check, processes, saver, trainer.acted, evaluation, files, context.stop
+        _check, processes, saver, sizes, evaluation, files, context.stop
       )
       board = _tensorboard(run_dir, record, evaluation)
       sinks = _sinks(config, files, run_dir, work.others_join, loggers, board)
@@ -567,10 +576,16 @@ def _introduce(
 
 
 def _introduce_network(
-  config: process.Config, taken: warm_start.Taken | None
+  config: process.Config,
+  taken: warm_start.Taken | None,
+  presets: Sequence[str],
 ) -> None:
-  """Prints lines about unclear images and settings, and about the network."""
-  lines = described.pictures(config.agent, config.env)
+  """Prints lines about rewards, unclear settings, and the network."""
+  lines: list[str] = []
+  # A preset's line has the scale already.
+  if not any(" reward_scale " in line for line in presets):
+    lines += filter(None, [scales.scaled(config.agent)])
+  lines += described.pictures(config.agent, config.env)
   lines += described.doubts(config.agent, config.env)
   lines.append(described.network(config.agent, config.env))
   lines += [] if taken is None else [taken.words]
@@ -581,15 +596,17 @@ def _introduce_network(
 def _check(
   processes: instances.Instances,
   saver: checkpointer.Checkpointer,
-  acted: counters.Acted,
+  sizes: scales.Check,
   evaluation: evaluations.Periodic | None,
   files: Config,
   stop: threading.Event,
 ) -> None:
-  """Checks the processes and checkpoints of a run, and whether it is solved."""
+  """Checks a run's processes, checkpoints and returns, and its end."""
   processes.check()
   saver.check()
-  if _is_solved(acted, evaluation, files.stop_at):
+  if not files.quiet:
+    sizes()
+  if _is_solved(sizes.acted, evaluation, files.stop_at):
     stop.set()
 
 

@@ -19,6 +19,8 @@ DEFAULT_ACTION_MASK = "action_mask"
 SEEDX_PREFIX, JAX_PREFIX = "seedx:", "jax:"
 # Prefixes of the names of seedx's environments and transforms.
 _SEEDX_PREFIXES = (SEEDX_PREFIX, "seedx.envs.transforms:")
+# EnvPool's packages of small tasks.
+_SMALL_PACKAGES = ("envpool.classic_control", "envpool.box2d")
 _PACKAGE = pathlib.Path(__file__).parent.parent
 # Options whose values are words of a fixed set. Other text options, such as
 # `xml_file` and ViZDoom's `game_args`, make a simulator read files; a word has
@@ -174,16 +176,21 @@ def games(config: Config) -> str:
   """Returns an environment's suite.
 
   Returns:
-    EnvPool's "Atari" or "MuJoCo", seedx's "MinAtar"; "" for all others.
+    EnvPool's "Atari" or "MuJoCo", seedx's "MinAtar"; "small" for seedx's other
+    tasks and for EnvPool's classic control, Box2D and Catch; "" for all others,
+    such as your own.
   """
-  if is_functional(config):
-    is_minatar = re.fullmatch(f"{SEEDX_PREFIX}.+-MinAtar", config.env)
-    return "MinAtar" if is_minatar else ""
+  if config.env.startswith(SEEDX_PREFIX):
+    return "MinAtar" if config.env.endswith("-MinAtar") else "small"
+  if ":" in config.env:  # Your own needs no EnvPool.
+    return ""
   registry = families.envpool().registration.registry
-  entry = registry.specs.get(config.env, ("", "", {}))
-  if entry[0].startswith("envpool.mujoco."):
+  package, name, _ = registry.specs.get(config.env, ("", "", {}))
+  if package.startswith("envpool.mujoco."):
     return "MuJoCo"
-  return "Atari" if entry[1] == "AtariEnvSpec" else ""
+  if package in _SMALL_PACKAGES or name == "CatchEnvSpec":
+    return "small"
+  return "Atari" if name == "AtariEnvSpec" else ""
 
 
 def code_in(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,6 +153,11 @@ class Latest:
         return None
       return sum(self._latest) / len(self._latest)
 
+  def largest(self) -> float:
+    """Returns the largest absolute value of the latest episodes, or 0."""
+    with self._lock:
+      return max(map(abs, self._latest), default=0.0)
+
   @property
   def is_full(self) -> bool:
     """Whether `mean` covers its full window."""
@@ -198,6 +203,10 @@ class MeanOfSeeds:
     means = [seed.mean() for seed in self._seeds]
     present = [mean for mean in means if mean is not None]
     return sum(present) / len(present) if len(present) == len(means) else None
+
+  def largest(self) -> float:
+    """Returns the largest absolute value of all trainings, or 0."""
+    return max((seed.largest() for seed in self._seeds), default=0.0)
 
   @property
   def is_full(self) -> bool:

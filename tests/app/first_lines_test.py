@@ -61,7 +61,8 @@ def test_a_run_prints_its_setup_its_progress_and_its_result(
   captured = capfd.readouterr()
   first, *rows = captured.err.splitlines()
   assert first == f"a2c on CartPole-v1 | 8 x CPU | {tmp_path}/run"
-  doubt, network, *rows = rows
+  preset, doubt, network, *rows = rows
+  assert preset == "presets for small tasks: reward_scale 0.1"
   assert doubt == "CartPole-v1"
   assert network == "network: MLP 8 tanh, policy 2 + value 1: 67 parameters"
   assert sum("/400" in row for row in rows) > 3

@@ -87,7 +87,8 @@ def test_a_preset_lists_its_own_values_and_the_agents():
   assert lines[2] == (
     "| `seedx train ppo` | all | `--total-steps 500000`, `--unroll-length 64` |"
   )
-  memory, atari, continuous, seed, *_ = lines[3:]
+  memory, small, atari, continuous, seed, *_ = lines[3:]
+  assert small == "|  | small tasks | `--reward-scale 0.1` |"
   assert memory == "|  | a memory | `--minibatches 4` |"
   assert "| Atari, not measured |" in atari and "`--epochs 4`" in atari
   assert "| continuous actions |" in continuous

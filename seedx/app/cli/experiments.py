@@ -8,7 +8,7 @@ import importlib.util
 import pathlib
 import sys
 import types as python_types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import seedx
@@ -30,10 +30,11 @@ _ATTRIBUTE = "EXPERIMENT"
 class Experiment(Generic[C]):
   """A pipeline's config, and its presets for other environments and agents.
 
-  Presets apply in this order: `images` or `continuous`, `recurrent`,
-  `by_agent`. Before `images` or `continuous`, the agent's own values apply: its
-  config's method `for_images` (`for_minatar` for MinAtar) or `for_continuous`
-  returns them, if it exists.
+  Presets apply in this order: small tasks, `images` or `continuous`,
+  `recurrent`, `by_agent`. Before `images` or `continuous`, the agent's own
+  values apply: its config's method `for_images` (`for_minatar` for MinAtar) or
+  `for_continuous` returns them, if it exists. Those for small tasks are only
+  the agent's, from `for_small`.
 
   Attributes:
     config: the defaults, with the default agent.
@@ -57,8 +58,7 @@ class Experiment(Generic[C]):
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for presets of another type or purpose."""
-    for kind in presets_lib.PURPOSES:
-      preset = getattr(self, kind)
+    for kind, preset in self._by_kind.items():
       if not isinstance(preset, presets_lib.Preset | None):
         raise types.ConfigError(
           "expected presets for images and continuous actions made by"
@@ -102,8 +102,8 @@ class Experiment(Generic[C]):
     Args:
       config: config of the pipeline.
       agent: name of its agent in `agents`; empty for the default agent.
-      presets: the kind of environment whose presets apply: "images",
-        "continuous", "none", or "auto" for the kind of `config.env`.
+      presets: the kind of environment whose presets apply: "small", "images",
+        "continuous", "none", or "auto" for the kinds of `config.env`.
 
     Raises:
       types.ConfigError: the environment does not exist, or the experiment has
@@ -126,13 +126,18 @@ class Experiment(Generic[C]):
       raise types.ConfigError(
         f"expected presets {', '.join(self.kinds)}, found {kind!r}"
       )
+    kinds: Sequence[str] = [kind]
     if kind == "auto":
-      kind = presets_lib.kind(config.env, self.images, self.continuous)
-    preset = {"images": self.images, "continuous": self.continuous}.get(kind)
-    if preset is not None:
+      kinds = presets_lib.kinds(config.env, self.images, self.continuous)
+    for kind in kinds:
+      preset = self._by_kind.get(kind)
+      if preset is None:
+        continue
       name = preset.purpose(kind)
-      # Only runs of the default agent have been measured.
-      measured = preset.measured and agent == self.default_agent
+      # Small tasks have been measured with every agent, others only with the
+      # default one.
+      is_default = preset is presets_lib.SMALL or agent == self.default_agent
+      measured = preset.measured and is_default
       yield name, measured, presets_lib.with_agents(preset, name)
     if self.recurrent and getattr(config.agent, "recurrent", False):
       yield "a memory", presets_lib.is_measured(self.recurrent), self.recurrent
@@ -162,8 +167,22 @@ class Experiment(Generic[C]):
   @property
   def kinds(self) -> tuple[str, ...]:
     """The values of `--presets`."""
-    lacks = {"images": not self.images, "continuous": not self.continuous}
-    return tuple(kind for kind in presets_lib.KINDS if not lacks.get(kind))
+    presets = {"auto": True, "none": True, **self._by_kind}
+    return tuple(kind for kind in presets_lib.KINDS if presets[kind])
+
+  @property
+  def _by_kind(self) -> Mapping[str, presets_lib.Preset | None]:
+    """The presets for kinds of environments; None for one that it lacks."""
+    agents: Sequence[Any] = [self.config.agent, *self.agents.values()]
+    has_small = any(
+      hasattr(agent, "for_small") and agent.for_small() != agent
+      for agent in agents
+    )
+    return {
+      "small": presets_lib.SMALL if has_small else None,
+      "images": self.images,
+      "continuous": self.continuous,
+    }
 
   @property
   def default_agent(self) -> str:

@@ -13,22 +13,26 @@ from seedx.app.runs import opponents
 
 C = TypeVar("C")
 
-# Values of `--presets`; an experiment may lack the last two.
-KINDS = ("auto", "none", "images", "continuous")
-Kind = Literal["auto", "none", "images", "continuous"]
+# Values of `--presets`; an experiment may lack the last three.
+KINDS = ("auto", "none", "small", "images", "continuous")
+Kind = Literal["small", "images", "continuous"]
 Games = Literal["Atari", "MinAtar", "MuJoCo"]
 # By kind: the purposes of its presets; the default comes first.
 PURPOSES: Mapping[str, tuple[str, ...]] = {
+  "small": ("small tasks",),
   "images": ("Atari", "MinAtar"),
   "continuous": ("continuous actions", "MuJoCo"),
 }
 # By purpose of a preset: the method of agents' configs that returns its values.
 METHODS = {
+  "small tasks": "for_small",
   "Atari": "for_images",
   "MinAtar": "for_minatar",
   "continuous actions": "for_continuous",
   "MuJoCo": "for_continuous",
 }
+# The suites of small tasks, see `envs.games`.
+_SMALL = ("small", "MuJoCo", "MinAtar")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +96,10 @@ def preset(
   return Preset(values, measured, games)
 
 
+# The agent's own values for small tasks are the whole preset.
+SMALL = preset()
+
+
 def is_measured(preset: Callable[[Any], Any]) -> bool:
   """Returns whether runs with a preset were measured.
 
@@ -115,29 +123,27 @@ def with_agents(preset: Preset, name: str) -> Callable[[C], C]:
   return both
 
 
-def kind(
+def kinds(
   config: envs.Config, images: Preset | None, continuous: Preset | None
-) -> Kind:
-  """Returns the kind of an environment, which selects its presets.
+) -> list[Kind]:
+  """Returns the kinds of an environment, whose presets apply in this order.
 
   Images select the preset `images` only if it is made for the same games. In
   other environments with images, rewards vary more in size, and a single image
   may show the whole state. A preset `continuous` for MuJoCo has the length of
-  runs there, which is too long for small tasks.
+  runs there, which is too long for small tasks. An environment is `small` if
+  rewards like its own were measured with `for_small`; your own is not.
 
   Raises:
     types.ConfigError: the environment does not exist.
   """
-  spec = envs.spec(opponents.without_runs(config))
-  if _has_images(spec):
-    is_made_for = images and images.purpose("images") == envs.games(config)
-    return "images" if is_made_for else "none"
-  if not np.issubdtype(spec.action.dtype, np.floating):
-    return "none"
-  games = continuous and continuous.games
-  is_made_for = games is None or games == envs.games(config)
-  return "continuous" if is_made_for else "none"
-
-
-def _has_images(spec: types.EnvironmentSpec) -> bool:
-  return any(map(types.is_image, tree.flatten(spec.observation)))
+  spec, games = envs.spec(opponents.without_runs(config)), envs.games(config)
+  has_images = any(map(types.is_image, tree.flatten(spec.observation)))
+  if has_images and images and images.purpose("images") == games:
+    return ["images"]
+  kinds: list[Kind] = ["small"] if games in _SMALL else []
+  if has_images or not np.issubdtype(spec.action.dtype, np.floating):
+    return kinds
+  if continuous and continuous.games in (None, games):
+    kinds.append("continuous")
+  return kinds

@@ -228,7 +228,8 @@ def read(name, words):
 
 def test_the_command_line_overrides_presets():
   words = "--env Pendulum-v1 --recurrent --minibatches 2 --num-envs 16"
-  asked, (continuous,) = read("ppo", words)
+  asked, (small, continuous) = read("ppo", words)
+  assert small == "presets for small tasks: reward_scale 0.1"
   # The preset for a memory has no line, since its minibatches are overridden.
   assert continuous == (
     "presets for continuous actions: total_steps 1000000, learning_rate 0.0003,"
@@ -244,12 +245,21 @@ def test_the_command_line_overrides_presets():
 @pytest.mark.parametrize(
   ("name", "words", "begin"),
   [
-    ("ppo", "--env CartPole-v1", ""),
+    ("ppo", "--env CartPole-v1", "small tasks: reward_scale 0.1"),
+    ("ppo", "--env gymnasium:make --env-options id=CartPole-v1", ""),
+    ("ppo", "--env Taxi-v3", ""),
+    ("ppo", "--env CartPole-v1 --presets none", ""),
+    ("ppo", "--env CartPole-v1 --reward-scale 1", ""),
+    ("ppo", "--env Taxi-v3 --presets small", "small tasks: reward_scale 0.1"),
     ("ppo", "--env Pong-v5", "Atari (not measured): total_steps 10000000"),
     ("seed_vtrace", "--env Pong-v5", "Atari: total_steps 10000000"),
     # Only presets of the default agent have been measured.
-    ("impala", "--env Pendulum-v1", "continuous actions: "),
-    ("impala", "--env Pendulum-v1 --agent a2c", "continuous actions (not "),
+    ("impala", "--env BipedalWalker-v3 --presets continuous", "continuous act"),
+    (
+      "impala",
+      "--env Pendulum-v1 --agent a2c --presets continuous",
+      "continuous actions (not measured): ",
+    ),
     ("anakin_ppo", "--env seedx:Breakout-MinAtar", "MinAtar: total_steps"),
     ("td3", "--env HalfCheetah-v4", "MuJoCo: total_steps 1000000"),
     ("seed_sac", "--env CheetahRun-v1", "MuJoCo (not measured): total_steps"),
@@ -257,7 +267,7 @@ def test_the_command_line_overrides_presets():
     ("td3", "", ""),
     ("td3", "--env MountainCarContinuous-v0", ""),
     # Images, but not of the games that the presets are made for.
-    ("ppo", "--env seedx:Breakout-MinAtar", ""),
+    ("ppo", "--env seedx:Breakout-MinAtar", "small tasks: reward_scale 0.1"),
     ("ppo", "--env tests.own_envs:Bandit", ""),
     ("dqn", "--env tests.own_envs:Bandit", ""),
     ("seed_vtrace", "--env tests.own_envs:Bandit", ""),
@@ -269,8 +279,8 @@ def test_the_command_line_overrides_presets():
     ("td3", "--env Pendulum-v1 --presets continuous", "MuJoCo: total_steps"),
     ("anakin_ppo", "--env seedx:Catch --presets images", "MinAtar: total_"),
     # Presets that a pipeline has for one of its agents.
-    ("a3c", "--agent dqn", "dqn: envs_per_worker 4, unroll_length 5"),
-    ("anakin_dqn", "--agent rainbow", "rainbow: "),
+    ("a3c", "--agent dqn --presets none", "dqn: envs_per_worker 4, unroll_"),
+    ("anakin_dqn", "--agent rainbow --presets none", "rainbow: "),
   ],
 )
 def test_presets_for_images_are_for_game_frames(name, words, begin):
@@ -287,9 +297,13 @@ def test_presets_for_images_are_for_game_frames(name, words, begin):
 def test_presets_that_an_experiment_lacks_are_refused(capfd):
   with pytest.raises(SystemExit):
     read("anakin_dqn", "--presets images")
-  assert "--presets: expected auto, none, found" in capfd.readouterr().err
+  assert "--presets: expected auto, none, small, found" in (
+    capfd.readouterr().err
+  )
   experiment = experiments.load("dqn")
-  with pytest.raises(types.ConfigError, match="auto, none, images, found"):
+  with pytest.raises(
+    types.ConfigError, match="auto, none, small, images, found"
+  ):
     experiment.with_presets(experiment.config, presets="continuous")
 
 
@@ -375,11 +389,11 @@ def test_a_preset_for_games_of_another_kind_is_refused(kind, games):
 @pytest.mark.parametrize(
   ("env_id", "recurrent", "agent", "expected"),
   [
-    ("CartPole-v1", False, "one", []),
-    ("CartPole-v1", True, "other", ["a memory", "other"]),
+    ("CartPole-v1", False, "one", ["small tasks"]),
+    ("CartPole-v1", True, "other", ["small tasks", "a memory", "other"]),
     ("Pong-v5", True, "one", ["Atari", "a memory"]),
     ("Pong-v5", False, "other", ["Atari", "other"]),
-    ("Pendulum-v1", False, "one", ["continuous actions"]),
+    ("Pendulum-v1", False, "one", ["small tasks", "continuous actions"]),
     ("RubiksCube-v0", False, "one", []),
   ],
 )
@@ -394,8 +408,9 @@ def test_presets_follow_the_environment_and_the_last_one_wins(
   changed, applied = experiment.with_presets(config, agent)
   assert [x.name for x in applied] == expected
   envs_of = {"Atari": 1, "continuous actions": 2, "a memory": 3, "other": 4}
-  assert changed.num_envs == (envs_of[expected[-1]] if expected else 16)
-  has_own = env_id in ("Pong-v5", "Pendulum-v1")
+  last = expected[-1] if expected else ""
+  assert changed.num_envs == envs_of.get(last, 16)
+  has_own = env_id in ("CartPole-v1", "Pong-v5", "Pendulum-v1")
   assert (changed.agent != config.agent) == has_own
 
 

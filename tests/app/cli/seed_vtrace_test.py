@@ -148,9 +148,9 @@ def test_bad_input_is_refused_with_one_line_and_status_2(
   assert caught.value.code == 2
   out, err = capfd.readouterr()
   assert not out
-  # Lines about the run and its network may come before the error.
+  # Lines about the run, its presets and its network may come before the error.
   *first, error = err.splitlines()
-  assert len(first) <= 2 and "Traceback" not in err, err
+  assert len(first) <= 3 and "Traceback" not in err, err
   assert all(word in error for word in words), err
 
 
