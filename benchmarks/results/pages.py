@@ -224,7 +224,10 @@ def _range(row: data.Row, part: int, text: Callable[[float], str]) -> str:
   if not numbers:
     return "not measured"
   low, high = text(min(numbers)), text(max(numbers))
-  return low if low == high else f"{low}-{high}"
+  spread = low if low == high else f"{low}-{high}"
+  if len(numbers) == len(outcomes):
+    return spread
+  return f"{spread} ({len(numbers)} of {len(outcomes)} seeds)"
 
 
 def _published(row: data.Row, at: float | None) -> str:
@@ -233,9 +236,9 @@ def _published(row: data.Row, at: float | None) -> str:
   for x in row.published:
     if x.at not in (None, at):
       continue
-    text = f"[{x.by}]({x.source}) {_number(row, x.value)}"
+    text = f"[{x.by}]({x.source}) {x.value:,}"
     if x.deviation is not None:
-      text += f" ± {_number(row, x.deviation)}"
+      text += f" ± {x.deviation:,}"
     text += f" at {x.env_steps}" if x.env_steps else ""
     texts.append(text + (f" ({x.note})" if x.note else ""))
   return "; ".join(texts)
