@@ -379,9 +379,10 @@ def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
 def test_the_first_lines_list_the_settings_that_presets_change(tmp_path, capfd):
   words = "--env Pendulum-v1 --entropy-cost 0.5 --total-steps 20"
   assert train(words, tmp_path / "run") == 0
-  first, second, *_ = capfd.readouterr().err.splitlines()
+  first, second, third, *_ = capfd.readouterr().err.splitlines()
   assert first.startswith("a2c on Pendulum-v1 | ")
-  assert second == (
+  assert second == "presets for small tasks: reward_scale 0.1"
+  assert third == (
     "presets for continuous actions: learning_rate 0.001, discount 0.9,"
     " normalize_observations True"
   )

@@ -560,5 +560,7 @@ def test_a_million_steps_of_atari_take_little_more_than_their_frames(
   # With several cores, consecutive unrolls are in different replays.
   length = agent.needs.time_steps(config.learner.unroll_length)
   copies = length / config.learner.unroll_length if cores > 1 else 1
-  assert copies * frames < num_bytes < 1.04 * copies * frames
-  assert num_bytes < 7.5e9 or cores > 1
+  # A sequence begins with a core state, which contains stacked frames.
+  largest = 1.12 if agent.needs.whole_unrolls else 1.04
+  assert copies * frames < num_bytes < largest * copies * frames
+  assert num_bytes < 8e9 or cores > 1
