@@ -84,9 +84,13 @@ def main() -> int:
 
 
 def ages() -> list[str]:
-  """Returns a line for each part: the number of commits since it passed."""
+  """Returns a line for each part: the number of commits since it passed.
+
+  A part whose newest run failed has "failed" instead.
+  """
   return [
-    f"{_age(row):>6}  {part}, {row[2]}{_STALE * _is_stale(row)}"
+    f"{_age(row) if row[1] != 'NO' else 'failed':>7}  {part}, {row[2]}"
+    f"{_STALE * _is_stale(row)}"
     for part, row in sorted(_read().items())
   ]
 
@@ -98,7 +102,7 @@ def write_stale() -> None:
     row[1] = row[1].removesuffix(_STALE)
     if _is_stale(row):
       row[1] += _STALE
-      print(f"{part} is stale: passed {_age(row)} commits ago")
+      print(f"{part} is stale: ran {_age(row)} commits ago")
   TABLE.write_text(_HEAD + _lines(rows[part] for part in sorted(rows)))
 
 

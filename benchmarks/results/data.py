@@ -67,8 +67,7 @@ class Row:
     measure: the measured result of a run, see `Measure`.
     seeds: the seeds of the runs.
     at: the env steps of evaluations, or returns to reach.
-      digits: number of decimals that a page shows.
-    lower: whether lower published returns are stronger.
+    digits: number of decimals that a page shows.
     minutes: approximate minutes of a run on two cores.
     note: remark beside the command.
     noted: options of the command that the note stands for.
@@ -134,7 +133,7 @@ class Outcome:
       training episodes reached a return, by that return.
     commit: commit of seedx.
     date: day of the run's end.
-    versions: versions of Python and of packages.
+    versions: versions of packages.
     machine: the machine in words.
     cpu: kind of CPU, see `cpu`; a fingerprint is of this kind.
     fingerprint: digest of the agent after a few updates, see `fingerprints`.

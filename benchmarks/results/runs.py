@@ -39,11 +39,10 @@ def run(
   if data.git("status", "--porcelain", "--", *_CODE):
     print(f"expected {', '.join(_CODE)} without uncommitted changes")
     return 2
-  about = data.provenance()
-  end_seconds, failed = time.monotonic() + 60 * minutes, False
   if core >= 0:
     os.sched_setaffinity(0, {core})
-    about["machine"] = "1 CPU core"
+  about = data.provenance()
+  end_seconds, failed = time.monotonic() + 60 * minutes, False
   for row in rows:
     if time.monotonic() > end_seconds:
       break
@@ -105,10 +104,10 @@ def _one(
   text = (folder / "metrics.jsonl").read_text()
   lines = [json.loads(line) for line in text.splitlines()]
   for index, seed in enumerate(seeds):
-    training = lines[-1].get(f"episode_return_seed_{seed}")
+    mean = lines[-1]["episode_return"]
     outcome = data.Outcome(
       seed=seed,
-      training=training or lines[-1]["episode_return"],
+      training=lines[-1].get(f"episode_return_seed_{seed}", mean),
       greedy=_greedy(folder, index) if row.measure == "greedy" else None,
       evaluations=_evaluations(folder),
       reached=reached(lines, row.at if row.measure == "reached" else ()),

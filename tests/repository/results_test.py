@@ -68,13 +68,13 @@ def test_each_outcome_belongs_to_a_row():
   for path in data.OUTCOMES.glob("*/*.json"):
     row = data.rows()[path.parent.name]
     assert int(path.stem) in row.seeds
-    values = json.loads(path.read_text())
-    outcome = data.Outcome(**values)
+    outcome = data.Outcome(**json.loads(path.read_text()))
     assert outcome.seed == int(path.stem)
-    assert outcome.reached or outcome.evaluations or values
-    at = row.at[-1] if row.at else 0.0
-    is_measured = outcome.value(row.measure, at) is not None
-    assert is_measured or row.measure in ("reached", "evaluation")
+    # A run may end before its training reaches the return.
+    has_result = row.measure == "reached" and bool(outcome.reached)
+    for at in row.at or (0.0,):
+      has_result |= outcome.value(row.measure, at) is not None
+    assert has_result, path
 
 
 def test_published_figures_begin_with_the_strongest():
