@@ -3,8 +3,8 @@
   python -m experiments.apex_alphazero --env seedx:TicTacToe
 
 Each worker plays and searches with its copy of the network, and sends its games
-to the learner. The program starts its own workers; for
-several machines, see `impala`.
+to the learner. The program starts its own workers; for several machines, see
+`impala`.
 """
 
 import sys

@@ -92,9 +92,9 @@ def table(name: str) -> str:
   if name == "control_study":
     return control_study.table(control_study.read())
   if name in _PROGRAMS:
-    measured = _json(data.ROOT / "benchmarks" / f"{name}.json")
-    origin = f"`python -m benchmarks.{name}`: {measured['machine']}"
-    return f"{_PROGRAMS[name](measured)}\n\n*Measured by {origin}.*"
+    path = data.ROOT / "benchmarks" / f"{name}.json"
+    origin = f"`python -m benchmarks.{name}`: {_json(path)['machine']}"
+    return f"{_PROGRAMS[name](path)}\n\n*Measured by {origin}.*"
   kept = _json(data.TABLES / f"{name}.json")
   cells = [[_filled(cell) for cell in row] for row in kept["rows"]]
   text = _markdown(kept["columns"], cells)
@@ -261,15 +261,6 @@ _FORMS = {
   "mujoco": _returns,
   "mujoco_1m": _returns,
 }
-# Tables of programs with data of their own.
-_PROGRAMS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-  "critics": lambda measured: critics.table(
-    {k: x for k, x in measured.items() if k != "machine"}
-  ),
-  "self_play": lambda measured: self_play.table(
-    self_play.Results(data.ROOT / "benchmarks" / "self_play.json")
-  ),
-}
 
 
 def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -280,3 +271,12 @@ def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 @functools.cache
 def _json(path: pathlib.Path) -> Mapping[str, Any]:
   return json.loads(path.read_text())
+
+
+# Tables of programs with data of their own.
+_PROGRAMS: Mapping[str, Callable[[pathlib.Path], str]] = {
+  "critics": lambda path: critics.table(
+    {k: x for k, x in _json(path).items() if k != "machine"}
+  ),
+  "self_play": lambda path: self_play.table(self_play.Results(path)),
+}
