@@ -23,6 +23,7 @@ from seedx import checkpoint, types
 from seedx.app import training
 from seedx.app.runs import checkpointer
 from seedx.learning import replayed
+from seedx.runtime import process
 from tests import running
 from tests.pipelines import pipelines_test
 
@@ -142,11 +143,12 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
       with (run_dir / _RESUMED).open("a") as file:
         file.write(json.dumps(dict(sorted(digests.items()))) + "\n")
 
-  restore = checkpointer.Checkpointer.restore
+  restore = process.Process.restore
 
-  def restore_and_record(self) -> None:
-    restore(self)
-    parts = self._run.parts
+  # Before Gorila moves its schedules past the refilling of its replays.
+  def restore_and_record(self, load) -> None:
+    restore(self, load)
+    parts = self.parts
     remote = {"agent"} if pipeline == "gorila" else set()
     nest = {k: parts[k].saved() for k in parts.keys() - remote}
     # The states that the parameter servers will receive.
@@ -161,7 +163,7 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
     if first and resume:
       record(replay=self.saved()())
 
-  checkpointer.Checkpointer.restore = restore_and_record
+  process.Process.restore = restore_and_record
   replayed.Replayed._begin = begin_and_record
   where = {"resume" if resume else "run_dir": str(run_dir)}
   training.train(config, quiet=True, checkpoint_every_seconds=0.3, **where)
