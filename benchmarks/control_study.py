@@ -159,7 +159,12 @@ class Study:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **threads, **paths}
     with log.open("wb") as file, self._lock:
       process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=file, stderr=file
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=file,
+        stderr=file,
+        preexec_fn=watched.use_idle_time,
       )
       self._processes.add(process)
     try:
@@ -263,10 +268,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prefix(core: int) -> list[str]:
-  """Returns the words before a command that give it one core's idle time."""
+  """Returns the words before a command that give it one core."""
   # The run also ends when the study is killed.
-  ended = ["setpriv", "--pdeathsig", "KILL"]
-  return [*ended, "taskset", "-c", str(core), "nice", "-n", "19"]
+  return ["setpriv", "--pdeathsig", "KILL", "taskset", "-c", str(core)]
 
 
 def _command(

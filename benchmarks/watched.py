@@ -26,6 +26,19 @@ _TOTAL_STEPS = 10**10
 _TAIL_CHARACTERS = 600
 
 
+def use_idle_time() -> None:
+  """Gives a new process the lowest priority, as `preexec_fn` of `Popen`.
+
+  Linux may share the CPU among sessions first, and use `nice` only within each
+  of them ("autogroup" in sched(7)). So the process begins a session, and takes
+  the lowest priority for that session, too.
+  """
+  os.setsid()
+  os.nice(19)
+  with contextlib.suppress(OSError):
+    pathlib.Path("/proc/self/autogroup").write_text("19")
+
+
 class Progress(NamedTuple):
   """The progress of a program.
 

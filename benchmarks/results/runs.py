@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks import watched
 from benchmarks.results import data, fingerprints
 
 _EPISODES = 100
@@ -142,7 +143,7 @@ def _seedx(words: Sequence[str], limit: float | None) -> int:
   process = subprocess.Popen(
     [sys.executable, "-m", "seedx", *words],
     cwd=data.ROOT,
-    preexec_fn=lambda: os.nice(19),
+    preexec_fn=watched.use_idle_time,
   )
   try:
     return process.wait(limit)
