@@ -46,8 +46,13 @@ _UNITS = ((1_000_000, "M"), (1_000, "k"))
 
 
 def rendered(text: str) -> str:
-  """Returns a page's text with all tables and values rendered anew."""
+  """Returns a page's text with all tables and values rendered anew.
+
+  Markdown takes a line that begins with a value's comment as HTML, so the line
+  gets the word before.
+  """
   text = _TABLE.sub(lambda x: f"{x[1]}{x[2]}{table(x[1])}\n", text)
+  text = re.sub(r" ([^\s<>]+)\n( *)(?=<!--= )", r"\n\2\1 ", text)
   return _VALUE.sub(lambda x: f"<!--= {x[1]} -->{value(x[1])}<!--/-->", text)
 
 

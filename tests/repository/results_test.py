@@ -21,6 +21,7 @@ def wrong(page, text):
 def test_a_page_is_as_the_data_render_it(page):
   assert pages.rendered(_TEXTS[page]) == _TEXTS[page]
   assert not pages.unlisted(page, _TEXTS[page])
+  assert not re.search(r"^ *<!--= ", _TEXTS[page], re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", _WITH_TABLES[1:])
