@@ -4,6 +4,7 @@ Fake programs replace those of the cluster: they run on this machine what the
 real programs would run elsewhere.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -79,6 +80,14 @@ for source in sources:
 """
 
 
+@pytest.fixture(autouse=True)
+def end_all():
+  """Ends the programs that a failed test has left."""
+  yield
+  for process in psutil.Process().children(recursive=True):
+    process.kill()
+
+
 def write_program(folder, name, text, interpreter="/bin/bash"):
   folder.mkdir(exist_ok=True)
   path = folder / name
@@ -124,6 +133,12 @@ def last_line(run_dir):
   return json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
 
 
+def learned(run_dir):
+  """Returns whether the newest whole line reports learning."""
+  text = (run_dir / "metrics.jsonl").read_text()
+  return "\n" in text and last_line(run_dir)["learner_steps"] > 0
+
+
 def make_venv(home):
   """Makes a `.venv` with this interpreter in a folder, as the examples need."""
   folder = home / ".venv" / "bin"
@@ -151,15 +166,18 @@ def test_the_slurm_example_trains_and_continues_when_requeued(tmp_path):
   run_dir = tmp_path / "runs" / "slurm-7"
   lines = run_dir / "metrics.jsonl"
   running.wait_until(
-    lambda: lines.exists() and last_line(run_dir)["learner_steps"] > 0,
+    lambda: lines.exists() and learned(run_dir),
     lambda: job.poll() is None or pytest.fail(job.communicate()[1]),
   )
   # SLURM warns each process of a task, long before it ends the job.
   (signal_name,) = re.findall("^#SBATCH --signal (.*)@120$", text, re.MULTILINE)
-  for task in map(int, (tmp_path / "tasks").read_text().split()):
-    tree = psutil.Process(task).children(recursive=True)
-    for process in (*tree, psutil.Process(task)):
-      process.send_signal(getattr(signal, f"SIG{signal_name}"))
+  tasks = map(int, (tmp_path / "tasks").read_text().split())
+  trees = [psutil.Process(task) for task in tasks]
+  for tree in trees:
+    # An actor may have ended with the learner, which got its signal before.
+    with contextlib.suppress(psutil.NoSuchProcess):
+      for process in (*tree.children(recursive=True), tree):
+        process.send_signal(getattr(signal, f"SIG{signal_name}"))
   _, err = job.communicate(timeout=600)
   assert job.returncode == 143, err
   assert (tmp_path / "requeued").read_text() == "7\n"
