@@ -213,8 +213,11 @@ def _seeds(row: data.Row, returns: Mapping[int, float]) -> str:
 
 
 def _numbers(seeds: Sequence[int]) -> str:
-  """Returns seeds as a range, such as 0-4."""
-  return f"{min(seeds)}-{max(seeds)}" if len(seeds) > 1 else f"{seeds[0]}"
+  """Returns seeds as a range, such as 0-4, or as 0, 2 if one is missing."""
+  seeds = sorted(seeds)
+  if len(seeds) > 1 and seeds == [*range(seeds[0], seeds[-1] + 1)]:
+    return f"{seeds[0]}-{seeds[-1]}"
+  return ", ".join(map(str, seeds))
 
 
 def _number(row: data.Row, number: float) -> str:

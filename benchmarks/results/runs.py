@@ -126,7 +126,9 @@ def _greedy(folder: pathlib.Path, index: int) -> float:
     words += ["--seed-index", f"{index}"]
   if status := _seedx(words, None):
     raise RuntimeError(f"seedx {' '.join(words)} ended with {status}")
-  newest = max(folder.glob("evaluation-*.json"), key=os.path.getmtime)
+  newest = max(
+    folder.glob("checkpoints/evaluation-*.json"), key=os.path.getmtime
+  )
   return json.loads(newest.read_text())["mean"]
 
 

@@ -119,6 +119,31 @@ def test_an_outcome_is_read_as_it_was_written(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_row_of_several_seeds_is_trained_and_measured_once(
+  tmp_path, monkeypatch
+):
+  words = [*_WORDS, "--num-seeds", "2", "--hidden-sizes", "8"]
+  made = data.Row("a_row", "a", " ".join(words), "greedy", seeds=(3, 4))
+  monkeypatch.setattr(data, "OUTCOMES", tmp_path / "outcomes")
+  monkeypatch.setattr(runs, "_RUNS", tmp_path / "runs")
+  monkeypatch.setattr(data, "git", lambda *words: "")
+  monkeypatch.setattr(data, "provenance", lambda: {"commit": "1234567"})
+  monkeypatch.setattr(fingerprints, "of_rows", lambda names: {"a_row": "a"})
+  assert runs.run([made], [], minutes=10, core=-1) == 0
+  made = dataclasses.replace(made)  # Reads the outcomes.
+  assert {*made.outcomes} == {3, 4}
+  for seed, read in made.outcomes.items():
+    assert (read.seed, read.commit, read.fingerprint) == (seed, "1234567", "a")
+    for measured in (read.training, read.greedy):
+      assert -1 <= measured <= 1
+  assert made.outcomes[3].training != made.outcomes[4].training
+  paths = [made.path(seed) for seed in made.seeds]
+  times = [path.stat().st_mtime_ns for path in paths]
+  assert runs.run([made], [], minutes=10, core=-1) == 0
+  assert [path.stat().st_mtime_ns for path in paths] == times
+
+
+@pytest.mark.slow
 def test_a_loss_that_changes_by_a_percent_changes_the_fingerprint(monkeypatch):
   before = fingerprints.of_words(_WORDS)
   assert fingerprints.of_words(_WORDS) == before
