@@ -137,7 +137,7 @@ def short(number: float) -> str:
 
 
 def _value_of_row(row: data.Row, name: str) -> str:
-  """Renders the mean, the lowest or highest return, or what was reached."""
+  """Renders the returns, what was reached, or the number of seeds."""
   returns = [*row.values(row.at[-1] if row.at else 0.0).values()]
   texts: Mapping[str, Callable[[], str]] = {
     "mean": lambda: _number(row, data.mean_and_deviation(returns)[0]),
@@ -146,6 +146,7 @@ def _value_of_row(row: data.Row, name: str) -> str:
     "steps": lambda: _range(row, 0, short),
     "seconds": lambda: _range(row, 1, lambda x: f"{x:,.0f}"),
     "published": lambda: _published(row, None),
+    "seeds": lambda: f"{len(returns or row.outcomes)} seeds",
   }
   return texts[name]()
 
