@@ -2,7 +2,7 @@
 
 python -m tests.chaos.program EXPERIMENT [options]
 
-After SIGUSR1, updates of the learner do not return.
+After SIGRTMIN, updates of the learner do not return.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _hang_at_signal() -> None:
   hangs, update = threading.Event(), updates.Whole.__call__
-  signal.signal(signal.SIGUSR1, lambda *_: hangs.set())
+  signal.signal(signal.SIGRTMIN, lambda *_: hangs.set())
 
   def hanging(self: updates.Whole, *arguments: Any) -> updates.Result:
     if hangs.is_set():

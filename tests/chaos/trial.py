@@ -356,6 +356,8 @@ class Trial:
       for k, number in enumerate(signals):
         time.sleep(_PAUSE_SECONDS if k else 0.0)
         target.send_signal(number)
+      if signals[-1] == signal.SIGKILL:
+        psutil.wait_procs([target], timeout=1.0)
       self._note(kind, LEARNER if target is self._learner else words)
 
   def _kill_learner(self) -> None:
@@ -405,7 +407,7 @@ class Trial:
     self._wait_for_start()
     self._note("hang", "an update")
     others = self._learner.children(recursive=True)
-    self._learner.send_signal(signal.SIGUSR1)
+    self._learner.send_signal(signal.SIGRTMIN)
     if not self._reports(_HANGS, _REPORT_SECONDS):
       self._violate("no report of an update that did not return")
     self._learner.send_signal(signal.SIGINT)
