@@ -237,11 +237,12 @@ def test_all_figures_are_present_and_consistent(tmp_path, capsys):
   parts = sum(values[x] for x in ("environments", "acting", "learning"))
   cores = len(os.sched_getaffinity(0))
   assert values["bound"] == pytest.approx(1e6 * cores / parts)
-  assert values["run over bound"] == pytest.approx(
-    values["run"] / values["bound"]
-  )
-  assert values["run over bound"] < 1.2
   captured = capsys.readouterr()
+  if values["outside processes"] > 0.1:  # A busy machine has no ratios.
+    assert "run over bound" not in values and "no ratios" in captured.out
+  else:
+    ratio = values["run"] / values["bound"]
+    assert values["run over bound"] == pytest.approx(ratio) and ratio < 1.2
   assert f"**{SEED}**" in captured.out and "99" in captured.err
 
 
