@@ -1,12 +1,15 @@
 """The study beside CleanRL, with a program that only writes evaluations."""
 
 import json
+import os
+import pathlib
 import shutil
+import subprocess
 import sys
 
 import pytest
 
-from benchmarks import control_study
+from benchmarks import control_study, watched
 
 # Writes two evaluations; with the seed 1, it fails after the first.
 PROGRAM = """
@@ -99,3 +102,17 @@ def test_the_table_has_means_after_half_of_a_run_and_all_of_it():
   assert seedx == (
     "| seedx `sac` | Hopper-v4 | 0, 1 | 1,100 ± 141 | 2,200 ± 283 | abc |"
   )
+
+
+def test_a_process_of_idle_time_lowers_its_session_only():
+  process = subprocess.Popen(
+    ["cat"], preexec_fn=watched.use_idle_time, stdin=-1
+  )
+  group = pathlib.Path(f"/proc/{process.pid}/autogroup")
+  try:
+    assert os.getsid(process.pid) == process.pid != os.getsid(0)
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+    if group.exists() and group.read_text():
+      assert group.read_text().endswith("nice 19\n")
+  finally:
+    process.communicate()

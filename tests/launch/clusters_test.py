@@ -173,11 +173,11 @@ def test_the_slurm_example_trains_and_continues_when_requeued(tmp_path):
   (signal_name,) = re.findall("^#SBATCH --signal (.*)@120$", text, re.MULTILINE)
   tasks = map(int, (tmp_path / "tasks").read_text().split())
   trees = [psutil.Process(task) for task in tasks]
-  for tree in trees:
+  warned = [y for x in trees for y in (*x.children(recursive=True), x)]
+  for process in warned:
     # An actor may have ended with the learner, which got its signal before.
     with contextlib.suppress(psutil.NoSuchProcess):
-      for process in (*tree.children(recursive=True), tree):
-        process.send_signal(getattr(signal, f"SIG{signal_name}"))
+      process.send_signal(getattr(signal, f"SIG{signal_name}"))
   _, err = job.communicate(timeout=600)
   assert job.returncode == 143, err
   assert (tmp_path / "requeued").read_text() == "7\n"
