@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from seedx.losses import returns, streams
 
 
+@streams.in_float32
 def a2c(
   values: jax.Array,
   log_prob: jax.Array,

@@ -25,6 +25,7 @@ class AlphaZeroLoss(NamedTuple):
   target: jax.Array
 
 
+@streams.in_float32
 def alphazero(
   values: jax.Array,
   log_policy: jax.Array,

@@ -27,6 +27,7 @@ class Bootstraps(NamedTuple):
   weight: jax.Array
 
 
+@streams.in_float32
 def n_step_bootstraps(
   step_type: jax.Array,
   reward: jax.Array,
@@ -97,6 +98,7 @@ def n_step_bootstraps(
   return ends
 
 
+@streams.in_float32
 def categorical_q_learning(
   q_values: jax.Array,
   logits: jax.Array,

@@ -27,6 +27,7 @@ class ActorLoss(NamedTuple):
   weight: jax.Array
 
 
+@streams.in_float32
 def clipped_double_q_learning(
   q_values: jax.Array,
   target_q_values: jax.Array,
@@ -103,6 +104,7 @@ def clipped_double_q_learning(
   )
 
 
+@streams.in_float32
 def categorical_clipped_double_q_learning(
   logits: jax.Array,
   target_logits: jax.Array,
@@ -171,6 +173,7 @@ def categorical_clipped_double_q_learning(
   return QLearningLoss(jnp.sum(losses, axis=-1), td_error, ends.weight)
 
 
+@streams.in_float32
 def deterministic_policy_gradient(
   action: jax.Array,
   action_gradient: jax.Array,
@@ -217,6 +220,7 @@ def deterministic_policy_gradient(
   return ActorLoss(weight * jnp.sum(per_dimension, axis=-1), weight)
 
 
+@streams.in_float32
 def soft_policy(
   q_values: jax.Array,
   log_prob: jax.Array,
@@ -263,6 +267,7 @@ def soft_policy(
   return ActorLoss(weight * loss, weight)
 
 
+@streams.in_float32
 def temperature(
   log_temperature: jax.Array,
   log_prob: jax.Array,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from seedx.losses import streams
 
 
+@streams.in_float32
 def ppo(
   values: jax.Array,
   log_prob: jax.Array,

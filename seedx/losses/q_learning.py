@@ -23,6 +23,7 @@ class QLearningLoss(NamedTuple):
   weight: jax.Array
 
 
+@streams.in_float32
 def q_learning(
   q_values: jax.Array,
   target_q_values: jax.Array,

@@ -15,6 +15,7 @@ import jax
 from seedx.losses import late, streams
 
 
+@streams.in_float32
 def n_step_returns(
   values: jax.Array,
   step_type: jax.Array,
@@ -51,6 +52,7 @@ def n_step_returns(
   )
 
 
+@streams.in_float32
 def lambda_returns(
   values: jax.Array,
   step_type: jax.Array,
@@ -83,6 +85,7 @@ def lambda_returns(
   )
 
 
+@streams.in_float32
 def gae(
   values: jax.Array,
   step_type: jax.Array,

@@ -1,6 +1,8 @@
 """Transitions, diagnostics and checks that all losses share."""
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import chex
 import dm_env
@@ -9,6 +11,8 @@ import jax.numpy as jnp
 
 # Sums and squares of e^20 = 5e8 are finite in float32.
 _MAX_LOG_RATIO = 20.0
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class Transitions(NamedTuple):
@@ -55,6 +59,32 @@ class ActorCriticLoss(NamedTuple):
   entropy: jax.Array
   weight: jax.Array
   diagnostics: dict[str, jax.Array] = {}  # noqa: RUF012 (never changed)
+
+
+def in_float32(
+  function: Callable[_Arguments, _Result],
+) -> Callable[_Arguments, _Result]:
+  """Makes a function of arrays compute in float32, or in their widest dtype.
+
+  So networks may compute in bfloat16 or float16, and rewards may have another
+  dtype than values. Gradients have the dtypes of the arguments.
+
+  >>> in_float32(jnp.sum)(jnp.ones(3, jnp.bfloat16)).dtype
+  dtype('float32')
+  """
+
+  @functools.wraps(function)
+  def computed(*args: Any, **kwargs: Any) -> _Result:
+    floats = [x.dtype for x in jax.tree.leaves((args, kwargs)) if _is_float(x)]
+    dtype = jnp.result_type(jnp.float32, *floats)
+
+    def cast(x: Any) -> Any:
+      return jnp.asarray(x, dtype) if _is_float(x) and x.dtype != dtype else x
+
+    args, kwargs = jax.tree.map(cast, (args, kwargs))
+    return function(*args, **kwargs)
+
+  return computed
 
 
 def log_ratio(log_prob: jax.Array, behaviour_log_prob: jax.Array) -> jax.Array:
@@ -288,6 +318,10 @@ def num_transitions(step_type: jax.Array) -> int:
     step_type, axis=0, val=2, custom_message="step_type"
   )
   return step_type.shape[0] - 1
+
+
+def _is_float(x: Any) -> bool:
+  return jnp.issubdtype(getattr(x, "dtype", jnp.int32), jnp.floating)
 
 
 def _flags(name: str, flags: jax.Array, reward: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ from seedx.losses import late, streams
 _CLIPPED = 1.001
 
 
+@streams.in_float32
 def vtrace(
   values: jax.Array,
   log_prob: jax.Array,

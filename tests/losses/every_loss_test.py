@@ -1,10 +1,12 @@
 """Properties of every loss and every return."""
 
 import functools
+import itertools
 import re
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,6 +25,56 @@ def test_results_match_the_papers_formulas(name):
     chex.assert_trees_all_close(
       actual, expected, rtol=case.tolerance, atol=case.tolerance
     )
+
+
+# Dtypes
+
+FLOATS = "float16", "bfloat16", "float32", "float64"
+
+
+def cast(stream, *dtypes):
+  """Returns a stream whose float arrays have these dtypes in turn."""
+  turn = itertools.cycle(dtypes)
+  return {
+    k: jnp.asarray(x, next(turn)) if x.dtype == np.float32 else x
+    for k, x in stream.items()
+  }
+
+
+@pytest.mark.slow
+@every_case
+@pytest.mark.parametrize("dtypes", itertools.product(FLOATS, FLOATS))
+def test_floats_of_two_dtypes_are_computed_in_the_widest(name, dtypes):
+  case = cases.CASES[name]
+  with jax.enable_x64(True):
+    stream = cast(cases.all_streams()["resets"], *dtypes)
+    learned = {k: stream.pop(k) for k in {x for _, x in case.gradients}}
+
+    def total(floats, others):
+      result = case(floats | others, **case.settings[0])
+      parts = [getattr(result, x) for x in case.learns] or [result]
+      return sum(x.sum() for x in parts), parts
+
+    of_batch = jax.vmap(jax.grad(total, has_aux=True) if learned else total)
+    batches = jax.tree.map(lambda x: jnp.stack([x, x]), (learned, stream))
+    gradients, parts = jax.eval_shape(of_batch, *batches)
+    # The n-step functions of RLax use float64 whenever it is enabled.
+    assert {str(x.dtype) for x in parts} <= {"float32", "float64"}
+    for k, x in learned.items():
+      assert gradients[k].dtype == x.dtype
+
+
+@every_case
+def test_floats_of_fewer_bits_give_the_numbers_of_float32(name):
+  case = cases.CASES[name]
+  stream = cast(cases.all_streams()["resets"], "bfloat16", "float32", "float16")
+  narrow = {"bfloat16", "float16"}
+  wide = {
+    k: x.astype("float32") if str(x.dtype) in narrow else x
+    for k, x in stream.items()
+  }
+  one, two = (case(x, **case.settings[0]) for x in (stream, wide))
+  chex.assert_trees_all_equal(one, two)
 
 
 # Episode boundaries
