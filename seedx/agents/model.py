@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, Self
 
 import dm_env.specs
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -151,20 +152,24 @@ class Model:
   ) -> Variables:
     """Returns initial variables; a critic has an action `[1, 1, ...]`.
 
-    Raises types.ConfigError if the network is too large, also when traced.
+    Raises types.ConfigError, also when traced, if the network is too large, or
+    has state or random numbers of its own.
     """
     inputs = jax.tree.map(
       lambda x: jnp.asarray(x)[None], acting_step.zero_inputs(self.spec, 1)
     )
     observation, _ = _without_mask(self.spec, inputs.timestep.observation)
     timestep = inputs.timestep._replace(observation=observation)
-    params = self.network.init(
-      # Unrolled keys draw the same numbers, but compile in a third of the time.
-      random_keys.unrolled(rng_key),
+    arguments = (
       inputs._replace(timestep=timestep),
       self.network.initial_core_state(1),
-      action=action,
+      None,
+      action,
     )
+    # Unrolled keys draw the same numbers, but compile in a third of the time.
+    params = self.network.init(random_keys.unrolled(rng_key), *arguments)
+    if self.config.torso is not None or self.config.memory is not None:
+      _check_variables(self.network, params, *arguments)
     size = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     if size > _MAX_PARAMETERS:
       raise types.ConfigError(
@@ -271,6 +276,7 @@ def memory(
 
 def check_core(core: nn.Module | None) -> None:
   """Raises types.ConfigError if the user's core is not a `networks.Core`."""
+  _check_module("core", core)
   if core is not None and not hasattr(core, "initial_state"):
     raise types.ConfigError(
       "expected a core with a method initial_state(batch_size), see"
@@ -296,6 +302,7 @@ def _tower(
   The user's modules are copied: a module unpickled from another process may
   have the id of a module made here, and Flax would confuse the two.
   """
+  _check_module("torso", config.torso)
   torso: nn.Module = networks.Torso(
     observation=observation,
     sizes=config.hidden_sizes,
@@ -311,6 +318,41 @@ def _tower(
   if core is not None:
     core = core.clone(name=f"{type(core).__name__}_{index}")
   return networks.Tower(torso, core)
+
+
+def _check_variables(
+  network: nn.Module, variables: types.Tree, *arguments: types.Tree
+) -> None:
+  """Raises types.ConfigError if modules need more than their parameters."""
+  if extra := sorted({*variables} - {"params"}):
+    raise types.ConfigError(
+      "expected a network whose only variables are parameters, found the"
+      f" collections {', '.join(extra)}; use layers without state, such as"
+      " nn.LayerNorm in place of nn.BatchNorm"
+    )
+  try:
+    # Only `init` lends its random key to every layer.
+    jax.eval_shape(network.apply, variables, *arguments)
+  except flax.errors.InvalidRngError as error:
+    raise types.ConfigError(
+      "expected a network without random numbers, found that"
+      f" {str(error).split(' (')[0]}; leave it out, or use"
+      " nn.Dropout(rate, deterministic=True)"
+    ) from error
+
+
+def _check_module(role: str, module: object) -> None:
+  """Raises types.ConfigError if a module of the user's is not one of Flax."""
+  if module is None or isinstance(module, nn.Module):
+    return
+  found = f"an instance of {type(module).__name__}"
+  if callable(module) and hasattr(module, "__name__"):
+    kind = "class" if isinstance(module, type) else "function"
+    found = f"the {kind} {module.__name__}"
+  raise types.ConfigError(
+    f"expected a {role} that is an instance of flax.linen.Module, such as"
+    f" Mine(), found {found}"
+  )
 
 
 def _check_use(

@@ -133,7 +133,8 @@ class Network(nn.Module):
       state after the last step.
 
     Raises:
-      types.ConfigError: a core returned arrays of wrong shapes or dtypes.
+      types.ConfigError: a torso or a core returned arrays of wrong shapes or
+        dtypes.
     """
     step_type = inputs.timestep.step_type
     observation, frames = self._stacked(inputs, core_state.frames)
@@ -144,7 +145,9 @@ class Network(nn.Module):
     merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
     tower_features, memory = [], []
     for tower, before in zip(self.towers, core_state.memory, strict=True):
-      features = tower.torso(merged).reshape(*step_type.shape, -1)
+      features = tower.torso(merged)
+      _check_batch(tower.torso, features, step_type.size)
+      features = features.reshape(*step_type.shape, -1)
       after: types.Tree = ()
       if tower.core is not None:
         joined = jnp.concatenate([features, *self._previous(inputs)], axis=-1)
@@ -198,6 +201,16 @@ def steps_at(nest: types.Tree, at: jax.Array) -> types.Tree:
   With `at` of `[K, B]` int, leaves of `[T, B, ...]` become `[K, B, ...]`.
   """
   return jax.tree.map(lambda leaf: leaf[at, jnp.arange(at.shape[1])], nest)
+
+
+def _check_batch(torso: nn.Module, features: Any, batch_size: int) -> None:
+  shape = [*features.shape] if hasattr(features, "shape") else None
+  if not shape or shape[0] != batch_size:
+    found = type(features).__name__ if shape is None else shape
+    raise types.ConfigError(
+      f"expected features {[batch_size, 'F']} of the torso"
+      f" {type(torso).__name__}, one row for each observation, found {found}"
+    )
 
 
 def _check(

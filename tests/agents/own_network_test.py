@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
+from flax import nnx
 
 from examples import memory
 from seedx import app, types
@@ -124,6 +125,59 @@ LENGTH, BATCH, FEATURES = 12, 3, 5
 SPEC = types.EnvironmentSpec(
   specs.Array((4,), np.float32), specs.DiscreteArray(2)
 )
+
+
+class Wrong(nn.Module):
+  """A torso with layers that agents cannot have."""
+
+  layer: str
+
+  @nn.compact
+  def __call__(self, observation):
+    features = nn.Dense(8)(observation)
+    match self.layer:
+      case "batch norm":
+        return nn.BatchNorm(use_running_average=False)(features)
+      case "spectral norm":
+        return nn.SpectralNorm(nn.Dense(8))(features, update_stats=False)
+      case "dropout":
+        return nn.Dropout(0.1, deterministic=False)(features)
+      case "cache":
+        self.variable("cache", "last", jnp.zeros, 3)
+        return features
+      case "no batch":
+        return features.mean(axis=0)
+      case "several":
+        return {"features": features}
+    return features
+
+
+class OfNnx(nnx.Module):
+  """A module of Flax NNX."""
+
+
+def function(observation):
+  return observation
+
+
+@pytest.mark.parametrize(
+  ("torso", "message"),
+  [
+    (Wrong("batch norm"), r"collections batch_stats; .*nn\.LayerNorm"),
+    (Wrong("spectral norm"), "collections batch_stats"),
+    (Wrong("cache"), "collections cache"),
+    (Wrong("dropout"), r'Dropout_0 needs PRNG for "dropout"; .*deterministic'),
+    (Wrong("no batch"), r"\[1, 'F'\] of the torso Wrong.*found \[8\]"),
+    (Wrong("several"), "found dict"),
+    (Wrong, "the class Wrong"),
+    (function, "the function function"),
+    (OfNnx(), "an instance of OfNnx"),
+  ],
+)
+def test_a_torso_that_cannot_be_used_is_named(torso, message):
+  with pytest.raises(types.ConfigError, match=message):
+    agent = ppo.Config(torso=torso).make(SPEC)
+    jax.eval_shape(agent.init, jax.random.key(0))
 
 
 @functools.cache
