@@ -3,13 +3,14 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 import math
 import os
 import pathlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -193,7 +194,7 @@ def train(
     return_interrupted: whether to return normally from a run that a signal
       ended. By default the signal also ends the script, which could otherwise
       begin its next run.
-    **options: fields of `Config`.
+    **options: fields of `Config`; `resume` may be True for "auto".
 
   Raises:
     types.ConfigError: a setting is wrong, or the directory cannot be used.
@@ -206,6 +207,8 @@ def train(
       above.
     Exception: any error of one of the run's threads.
   """
+  if options.get("resume") is True:
+    options["resume"] = run_dirs.AUTO
   files = Config(**options).resolved()
   if files.resumed:
     resumed = run_dirs.config(files.resume)
@@ -222,6 +225,26 @@ def train(
   if failure is not None:
     raise failure
   return ended
+
+
+def _with_fields(function: Callable[..., Any]) -> inspect.Signature:
+  """Returns a signature with the fields of `Config` in place of `options`."""
+  defaults = Config()
+  signature = inspect.signature(function)
+  *own, _ = signature.parameters.values()
+  fields = [
+    inspect.Parameter(
+      name,
+      inspect.Parameter.KEYWORD_ONLY,
+      default=getattr(defaults, name),
+      annotation=field.type,
+    )
+    for name, field in Config.__dataclass_fields__.items()
+  ]
+  return signature.replace(parameters=[*own, *fields])
+
+
+train.__signature__ = _with_fields(train)  # type: ignore[attr-defined]
 
 
 def run(

@@ -122,6 +122,7 @@ class Prioritized:
       AssertionError: priorities have another shape or are not floats, or
         unrolls have other shapes than the example of `init`.
     """
+    uniform.check_share(share)
     num_windows = self._ring.num_windows(state.ring)
     entry = self._ring.next_entries(state.ring, share.data.version.shape[1])
     leaf = entry[:, None] * num_windows + jnp.arange(num_windows)

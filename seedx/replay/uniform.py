@@ -109,6 +109,7 @@ class Uniform:
       AssertionError: axes other than S differ from the example of `init`, or S
         is several times the example's.
     """
+    check_share(share)
     size = share.data.version.shape[1]
     entry = self.next_entries(state, size)
     book, row = state.book.ring.add(state.book, share.origin, size)
@@ -195,6 +196,17 @@ class Uniform:
 
   def _ring(self, example: types.Share) -> rows_lib.Ring:
     return rows_lib.Ring.of(example, self.capacity, self.period, self.streams)
+
+
+def check_share(share: types.Share) -> None:
+  """Raises TypeError for anything but a share of unrolls, such as a dict."""
+  data = getattr(share, "data", share)
+  if not isinstance(share, types.Share) or not isinstance(data, types.Unroll):
+    raise TypeError(
+      "expected types.Share(types.Unroll(...)), found"
+      f" {type(share).__name__}({type(data).__name__}); for single transitions,"
+      " use a library such as Flashbax"
+    )
 
 
 def _packed(unrolls: types.Unroll) -> tuple[packing.Packed, types.Tree]:

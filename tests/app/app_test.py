@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import json
 import os
 import pathlib
@@ -251,8 +252,14 @@ def test_a_custom_network_or_agent_needs_its_config_to_be_loaded(
   policy = app.load(tmp_path, config=config)
   assert play(policy, 5) >= 8
   longer = running.replaced(config, total_steps=200)
-  app.train(longer, resume=str(tmp_path), quiet=True)
+  app.train(longer, run_dir=str(tmp_path), resume=True, quiet=True)
   assert app.load(tmp_path, config=longer).env_steps >= 200
+
+
+def test_the_signature_of_train_names_its_options():
+  named = inspect.signature(app.train).parameters
+  assert {"config", "sinks", "run_dir", "resume", "stop_at"} <= {*named}
+  assert named["log_every"].default == 10.0 and "options" not in named
 
 
 def test_a_resume_with_another_config_is_refused(tmp_path):

@@ -58,6 +58,15 @@ def make_unrolls(items, length=LENGTH):
   return steps_of(10 * item + np.arange(length)[:, None], item)
 
 
+@pytest.mark.parametrize("kind", [replay.Uniform, replay.Prioritized])
+def test_anything_but_a_share_of_unrolls_is_refused(kind):
+  memory = kind(capacity=4, window=LENGTH)
+  state = memory.init(make_unrolls([0]))
+  for wrong in ({"reward": 1.0}, types.Share({"reward": 1.0})):
+    with pytest.raises(TypeError, match=r"expected types\.Share.*dict"):
+      memory.add(state, wrong)
+
+
 def share_of(items, priorities=(), length=LENGTH):
   return types.Share(make_unrolls(items, length), priorities)
 

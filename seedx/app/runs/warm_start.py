@@ -200,6 +200,11 @@ def _expected(config: process.Config) -> types.Tree:
   state: base.AgentState = jax.eval_shape(
     lambda key: agent.init(key), jax.random.key(0)
   )
+  if not isinstance(state, base.AgentState):
+    raise types.ConfigError(
+      "expected an agent with a seedx.agents.base.AgentState, since --init-from"
+      f" replaces its parameters, found {type(state).__name__}"
+    )
   statistics = state.statistics
   if _normalizes_rewards(config):
     statistics = rewards.observed(statistics)

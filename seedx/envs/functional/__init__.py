@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from seedx import types
 from seedx.envs import config as env_config
@@ -76,16 +77,29 @@ ENVIRONMENTS: Mapping[str, Callable[..., Environment]] = {
 }
 
 
-def make(config: env_config.Config) -> Environment:
+def make(config: env_config.Config | str, **options: Any) -> Environment:
   """Makes an environment such as `seedx:DeepSea`, or the user's own.
+
+  >>> type(make("DeepSea", size=4)).__name__
+  'DeepSea'
+
+  Args:
+    config: config with the name and the options, or only the name, whose prefix
+      `seedx:` may be left out.
+    **options: options of the environment, besides a name.
 
   Raises:
     types.ConfigError: the name or an option is unknown, an option is out of its
       range, or the user's factory fails.
   """
+  prefix = env_config.SEEDX_PREFIX
+  if isinstance(config, str):
+    env = config if ":" in config else f"{prefix}{config}"
+    config = env_config.Config(env=env, env_options=options)
+  elif options:
+    raise TypeError(f"expected the options in the config, found also {options}")
   if config.env.startswith(env_config.JAX_PREFIX):
     return _from_factory(config)
-  prefix = env_config.SEEDX_PREFIX
   name = config.env.removeprefix(prefix)
   if name not in ENVIRONMENTS or not config.env.startswith(prefix):
     if ":" in config.env and not config.env.startswith(prefix):

@@ -313,6 +313,17 @@ def test_a_pipeline_without_begin_is_refused(tmp_path):
     training._begin(made, taken)
 
 
+def test_an_agent_with_a_state_of_its_own_is_refused(tmp_path, monkeypatch):
+  config = config_of("sync")
+  path = write(tmp_path / "run", config)
+  made = dataclasses.replace(
+    config.agent.make(envs.spec(config.env)), init=lambda key: {"weights": key}
+  )
+  monkeypatch.setattr(type(config.agent), "make", lambda *_: made)
+  with pytest.raises(types.ConfigError, match=r"base\.AgentState.*found dict"):
+    take(config, path)
+
+
 @pytest.mark.parametrize(
   ("source", "message"),
   [("", "add --init-from DIR"), ("run/checkpoints/7", "leave out --init-ch")],
