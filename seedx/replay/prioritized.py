@@ -94,6 +94,7 @@ class Prioritized:
         the capacity, the replay has too many time steps or windows for int32,
         or there are no priorities.
     """
+    uniform.check_share(example)
     if isinstance(example.priorities, tuple):
       raise types.ConfigError(
         "expected priorities with the unrolls for a prioritized replay, found"

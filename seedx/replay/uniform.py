@@ -79,6 +79,7 @@ class Uniform:
       types.ConfigError: an unroll is shorter than a window, S is larger than
         the capacity, or the replay has more than 2^30 time steps.
     """
+    check_share(example)
     length, size = example.data.version.shape
     if length < self.window or size > self.capacity:
       raise types.ConfigError(

@@ -61,10 +61,12 @@ def make_unrolls(items, length=LENGTH):
 @pytest.mark.parametrize("kind", [replay.Uniform, replay.Prioritized])
 def test_anything_but_a_share_of_unrolls_is_refused(kind):
   memory = kind(capacity=4, window=LENGTH)
-  state = memory.init(make_unrolls([0]))
+  share = types.Share(make_unrolls([0]), np.ones((1, 1), np.float32))
+  state = memory.init(share)
   for wrong in ({"reward": 1.0}, types.Share({"reward": 1.0})):
-    with pytest.raises(TypeError, match=r"expected types\.Share.*dict"):
-      memory.add(state, wrong)
+    for call in (memory.init, functools.partial(memory.add, state)):
+      with pytest.raises(TypeError, match=r"expected types\.Share.*dict"):
+        call(wrong)
 
 
 def share_of(items, priorities=(), length=LENGTH):
