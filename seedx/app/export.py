@@ -41,6 +41,7 @@ class Options:
     output: path of the two files, without .stablehlo and .json.
     without_search: whether the policy of an agent that searches is exported
       without its search: smaller, faster and weaker.
+    sample: whether the policy samples its actions, and takes a seed.
   """
 
   run_dir: str = ""
@@ -49,6 +50,7 @@ class Options:
   trust: bool = False
   output: str = "policy"
   without_search: bool = False
+  sample: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +72,7 @@ def _export(options: Options) -> int:
   )
   if options.without_search:
     policy = policy.without_search()
-  exported, spec = export(policy)
+  exported, spec = export(policy, options.sample)
   program = pathlib.Path(f"{options.output}.stablehlo")
   description = pathlib.Path(f"{options.output}.json")
   files.write_file(program, bytes(exported.serialize()))
@@ -83,7 +85,7 @@ def _export(options: Options) -> int:
 
 
 def export(
-  policy: "policies.Policy",
+  policy: "policies.Policy", sample: bool = False
 ) -> "tuple[jax.export.Exported, dict[str, Any]]":
   """Exports the greedy policy as a function of a batch of any size.
 
@@ -92,7 +94,8 @@ def export(
   2 LAST, as in dm_env), each `[B, ...]`. `memory` is a list of `[B, ...]`:
   zeros at the first step, and then the memory that the last call returned. Rows
   whose `step_type` is FIRST ignore their memory. The action is the
-  environment's, see `policies.Policy.act`.
+  environment's, see `policies.Policy.act`. With `sample`, the function has a
+  third argument, `[]` uint32: a seed, which should differ in each call.
 
   Returns:
     The function; and a JSON object with the shapes and dtypes of its inputs and
@@ -111,7 +114,9 @@ def export(
   zeros = acting_step.zero_inputs(policy.spec, 1).timestep
 
   def act(
-    timestep: dict[str, types.Tree], memory: "list[jax.Array]"
+    timestep: dict[str, types.Tree],
+    memory: "list[jax.Array]",
+    seed: "jax.Array | None" = None,
   ) -> "tuple[types.Tree, list[jax.Array]]":
     observation = jax.tree.unflatten(
       jax.tree.structure(zeros.observation),
@@ -120,6 +125,7 @@ def export(
     action, state = policy.act(
       dm_env.TimeStep(**timestep | {"observation": observation}),
       jax.tree.unflatten(structure, memory),
+      None if seed is None else jax.random.key(seed),
     )
     return action, jax.tree.leaves(state)
 
@@ -130,7 +136,10 @@ def export(
 
   timestep = _with_lists(zeros._asdict())
   inputs = jax.tree.map(shaped, (timestep, jax.tree.leaves(example)))
-  exported = jax.export.export(jax.jit(act), platforms=_PLATFORMS)(*inputs)
+  seed = [jax.ShapeDtypeStruct((), np.uint32)] if sample else []
+  exported = jax.export.export(jax.jit(act), platforms=_PLATFORMS)(
+    *inputs, *seed
+  )
   action, _ = jax.tree.unflatten(exported.out_tree, exported.out_avals)
   env = policy.env
   return exported, {
@@ -140,7 +149,7 @@ def export(
     "observation_transform": env.observation_transform,
     "info_keys": list(env.info_keys),
     "env_steps": policy.env_steps,
-    "greedy": True,
+    "greedy": not sample,
     "search": policy.agent.without_search is not None,
     "step_type": {kind.name: int(kind) for kind in dm_env.StepType},
     "timestep": jax.tree.map(_in_json, inputs[0]),

@@ -206,6 +206,26 @@ def test_an_exported_policy_agrees_with_the_original(name):
     assert differ == (step_type == 1 and has_memory)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["feed_forward", "sac", "nest"])
+def test_an_exported_policy_samples_as_the_original_does(name):
+  policy = make_policy(name)
+  exported, spec = export.export(policy, sample=True)
+  assert spec["greedy"] is False
+  call = jax.jit(jax.export.deserialize(exported.serialize()).call)
+  memory = [np.zeros((ROWS, *x["shape"]), x["dtype"]) for x in spec["memory"]]
+  (timestep,) = random_timesteps(policy.spec, ROWS, 1)
+  inputs, drawn = in_nest_of(spec["timestep"], timestep), []
+  for seed in range(4):
+    action, _ = call(inputs, memory, np.uint32(seed))
+    expected, _ = jax.jit(policy.act)(
+      timestep, policy.initial_state(ROWS), jax.random.key(seed)
+    )
+    jax.tree.map(assert_close, in_lists(action), in_lists(expected))
+    drawn.append(np.hstack([np.ravel(x) for x in jax.tree.leaves(action)]))
+  assert len(np.unique(drawn, axis=0)) > 1
+
+
 def in_lists(nest):
   """Returns a nest with lists instead of tuples, as JSON has them."""
   if isinstance(nest, dict):

@@ -21,6 +21,9 @@ from tests.repository import readme_test
 VECTOR = types.EnvironmentSpec(
   specs.Array((4,), np.float32), specs.DiscreteArray(3)
 )
+IMAGE = types.EnvironmentSpec(
+  specs.BoundedArray((2, 8, 8), np.uint8, 0, 255), specs.DiscreteArray(3)
+)
 NEST = types.EnvironmentSpec(
   {"place": specs.Array((2,), np.float32), "room": specs.DiscreteArray(3)},
   specs.BoundedArray((2,), np.float32, -1.0, 1.0),
@@ -43,6 +46,8 @@ def policy_of(kind="vector"):
       ppo.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8),
       VECTOR,
     ),
+    "uniform": (a2c.Config(hidden_sizes=(8,)), VECTOR),
+    "image": (a2c.Config(image_torso="minatar"), IMAGE),
     "nest": (a2c.Config(hidden_sizes=(8,)), NEST),
     "hybrid": (a2c.Config(hidden_sizes=(8,)), HYBRID),
     "q_values": (dqn.Config(hidden_sizes=(8,)), VECTOR),
@@ -51,7 +56,8 @@ def policy_of(kind="vector"):
   agent = config.make(spec)
   state = jax.jit(agent.init)(jax.random.key(1))
   # With large parameters, the policy's memory changes its actions.
-  params = jax.tree.map(lambda x: 8.0 * x, state.params)
+  scale = 0.0 if kind == "uniform" else 8.0
+  params = jax.tree.map(lambda x: scale * x, state.params)
   acting = agent.acting(dataclasses.replace(state, params=params))
   folder = files.Folder(".")
   return policies.Policy(folder, kind, 0, 0, envs.Config(), spec, agent, acting)
@@ -103,6 +109,29 @@ def test_an_observation_may_be_a_nest_and_an_action_a_vector():
   ordered = collections.OrderedDict(observation)
   again, _ = policy_of("nest").predict(ordered | {"mission": "a text"})
   np.testing.assert_array_equal(again, action)
+
+
+def test_images_may_have_their_channels_last():
+  policy, rng = policy_of("image"), np.random.default_rng(0)
+  images = rng.integers(0, 256, (9, 2, 8, 8), np.uint8)
+  expected, _ = policy.predict(images)
+  assert len({*expected.tolist()}) > 1
+  of_environment = np.moveaxis(images, 1, -1)
+  np.testing.assert_array_equal(policy.predict(of_environment)[0], expected)
+  assert policy.predict(of_environment[3])[0] == expected[3]
+
+
+def test_actions_are_sampled_on_request():
+  policy = policy_of("uniform")
+  same = np.repeat(SEEN[:1], 3000, axis=0)
+  np.random.seed(0)
+  sampled, _ = policy.predict(same, deterministic=False)
+  counts = np.bincount(sampled, minlength=3)
+  np.testing.assert_allclose(counts / 3000, 1 / 3, atol=0.04)
+  assert (policy.predict(same, deterministic=False)[0] != sampled).any()
+  np.random.seed(0)
+  again, _ = policy.predict(same, deterministic=False)
+  np.testing.assert_array_equal(again, sampled)
 
 
 @pytest.mark.slow

@@ -83,14 +83,19 @@ class Policy:
     return dataclasses.replace(self, agent=agent)
 
   def act(
-    self, timestep: dm_env.TimeStep, state: acting_step.ActingState
+    self,
+    timestep: dm_env.TimeStep,
+    state: acting_step.ActingState,
+    rng_key: jax.Array | None = None,
   ) -> tuple[types.Tree, acting_step.ActingState]:
-    """Takes the greedy actions. This function can be jitted.
+    """Takes greedy or sampled actions. This function can be jitted.
 
     Args:
       timestep: `[B, ...]`.
       state: the state that the last call returned. Rows whose `step_type` is
         FIRST ignore it.
+      rng_key: random key with which actions are sampled as in training, with an
+        epsilon of 0; None for greedy actions.
 
     Returns:
       The environment's actions, a nest of `[B, ...]` with 32 bits, and the
@@ -99,21 +104,28 @@ class Policy:
     Raises:
       types.ConfigError: the agent has no `greedy` step.
     """
-    action, state = self._take(timestep, state)
+    action, state = self._take(timestep, state, rng_key)
     return self.actions(action, jnp), state
 
   def _take(
-    self, timestep: dm_env.TimeStep, state: acting_step.ActingState
+    self,
+    timestep: dm_env.TimeStep,
+    state: acting_step.ActingState,
+    rng_key: jax.Array | None,
   ) -> tuple[jax.Array, acting_step.ActingState]:
     """Does as `act`, but returns the agent's own array of actions."""
-    if self.agent.greedy is None:
-      raise types.ConfigError(
-        "expected an agent with a `greedy` step, found one without"
-      )
+    agent = self.agent
+    if rng_key is None:
+      if agent.greedy is None:
+        raise types.ConfigError(
+          "expected an agent with a `greedy` step, found one without"
+        )
+      agent = dataclasses.replace(agent, step=agent.greedy)
+      rng_key = jax.random.key(0)  # A greedy step samples nothing.
     taken = acting_step.take(
-      dataclasses.replace(self.agent, step=self.agent.greedy),
+      agent,
       self.acting,
-      jax.random.key(0),  # A greedy step samples nothing.
+      rng_key,
       timestep,
       state,
       exploration=jnp.zeros(timestep.reward.shape, jnp.float32),
@@ -125,10 +137,11 @@ class Policy:
     observation: types.Tree,
     state: acting_step.ActingState | None = None,
     episode_start: types.Array | None = None,
+    deterministic: bool = True,
     *,
     reward: types.Array | None = None,
   ) -> tuple[types.Tree, acting_step.ActingState]:
-    """Returns the greedy action for an observation, both in NumPy.
+    """Returns the action for an observation, both in NumPy.
 
     The action is what the environment's `step` takes: in its bounds, with its
     dtype, from its smallest integer, and a dict or a tuple if it takes these.
@@ -137,12 +150,14 @@ class Policy:
 
     Args:
       observation: an observation as in `spec.observation`, or a batch of them,
-        `[B, ...]`.
+        `[B, ...]`; images may have their channels last.
       state: the state that the last call returned; None before the first. An
         agent without a memory or a frame stack needs no state.
       episode_start: `[]` or `[B]` bool, whether the observation is the first of
         an episode, which resets the state. None means all rows if `state` is
         None, and no row otherwise.
+      deterministic: whether to take the greedy action. Otherwise it is sampled,
+        see `act`; `np.random.seed` makes this reproducible.
       reward: `[]` or `[B]`, the reward of the last action; None for 0.
 
     Returns:
@@ -171,7 +186,10 @@ class Policy:
     )
     if state is None:
       state = self.initial_state(size)
-    taken, state = self._jitted(self.acting, timestep, state)
+    rng_key = None
+    if not deterministic:
+      rng_key = jax.random.key(np.random.randint(2**31))
+    taken, state = self._jitted(self.acting, timestep, state, rng_key)
     action = np.asarray(taken)
     if rows is None:
       return self.actions.rows(action)[0], state
@@ -367,7 +385,8 @@ def _rows(
       f" found another nest: {' '.join(str(error).split())}"
     ) from error
   rows = set()
-  for spec, leaf in zip(jax.tree.leaves(specs), leaves, strict=True):
+  for i, spec in enumerate(jax.tree.leaves(specs)):
+    leaf = leaves[i] = _channels_first(spec, leaves[i])
     shape = leaf.shape[max(leaf.ndim - len(spec.shape), 0) :]
     extra = leaf.ndim - len(spec.shape)
     fits = np.can_cast(leaf.dtype, spec.dtype, "same_kind")
@@ -388,6 +407,15 @@ def _rows(
     for spec, x in zip(jax.tree.leaves(specs), leaves, strict=True)
   ]
   return jax.tree.unflatten(structure, batch), size
+
+
+def _channels_first(spec: dm_env.specs.Array, leaf: np.ndarray) -> np.ndarray:
+  """Moves the channels of an image from the last axis, if they are there."""
+  if not types.is_image(spec) or leaf.shape[-3:] == spec.shape:
+    return leaf
+  if leaf.shape[-3:] != (*spec.shape[1:], spec.shape[0]):
+    return leaf
+  return np.moveaxis(leaf, -1, -3)
 
 
 def _plain(nest: types.Tree) -> types.Tree:
