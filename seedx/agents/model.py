@@ -345,13 +345,13 @@ def _check_module(role: str, module: object) -> None:
   """Raises types.ConfigError if a module of the user's is not one of Flax."""
   if module is None or isinstance(module, nn.Module):
     return
-  found = f"an instance of {type(module).__name__}"
+  words = f"an instance of {type(module).__name__}"
   if callable(module) and hasattr(module, "__name__"):
     kind = "class" if isinstance(module, type) else "function"
-    found = f"the {kind} {module.__name__}"
+    words = f"the {kind} {module.__name__}"
   raise types.ConfigError(
     f"expected a {role} that is an instance of flax.linen.Module, such as"
-    f" Mine(), found {found}"
+    f" Mine(), found {words}"
   )
 
 

@@ -206,10 +206,10 @@ def steps_at(nest: types.Tree, at: jax.Array) -> types.Tree:
 def _check_batch(torso: nn.Module, features: Any, batch_size: int) -> None:
   shape = [*features.shape] if hasattr(features, "shape") else None
   if not shape or shape[0] != batch_size:
-    found = type(features).__name__ if shape is None else shape
+    words = type(features).__name__ if shape is None else shape
     raise types.ConfigError(
       f"expected features {[batch_size, 'F']} of the torso"
-      f" {type(torso).__name__}, one row for each observation, found {found}"
+      f" {type(torso).__name__}, one row for each observation, found {words}"
     )
 
 
