@@ -321,6 +321,8 @@ class EnvironmentSpec:
       moved, and the next observation is seen by the other. Otherwise 1.
     hidden: keys of `observation` that networks do not see.
     normalizers: names of Gymnasium's normalizing wrappers in the environment.
+    render_fps: rendered frames per second of the environment's time; 0 if it is
+      unknown.
   """
 
   observation: Tree
@@ -333,6 +335,7 @@ class EnvironmentSpec:
   players: int = 1
   hidden: Sequence[str] = ()
   normalizers: Sequence[str] = ()
+  render_fps: float = 0.0
 
   def without(self, *keys: str) -> "EnvironmentSpec":
     """Returns the spec without some keys of `observation`.

@@ -696,6 +696,7 @@ class Drawn(Counting):
 
   def __init__(self, render_mode=None, frame="good"):
     super().__init__()
+    self.metadata = {"render_modes": ["rgb_array"], "render_fps": 12}
     self._mode, self._frame = render_mode, frame
 
   def render(self):

@@ -71,7 +71,7 @@ def record(
     types.ConfigError: the file is not writable.
   """
   environment = envs.make(env, 1, seed=seed, render=True)
-  rate = frames_per_second(env.env, environment.spec.frames_per_step)
+  rate = frames_per_second(env)
   maximum, count = math.ceil(_MAX_SECONDS * rate), 0
 
   def frames() -> Iterator[np.ndarray]:
@@ -118,7 +118,7 @@ def record_small(
   """
   environment = envs.make(env, 1, seed=seed, render=True)
   with contextlib.closing(environment):
-    rate = frames_per_second(env.env, environment.spec.frames_per_step)
+    rate = frames_per_second(env)
     stride = math.ceil(rate / _SMALL_FRAMES_PER_SECOND)
     maximum = math.ceil(_SMALL_SECONDS * rate)
     frames = _frames(
@@ -151,14 +151,17 @@ def _frames(
       return
 
 
-def frames_per_second(env: str, frames_per_step: int = 1) -> float:
+def frames_per_second(env: envs.Config) -> float:
   """Returns the frame rate of an environment: its `render_fps`, if it has one.
 
   For an emulator with several frames in an env step, this is the rate of steps.
   """
-  if frames_per_step > 1:
-    return _EMULATOR_FRAMES_PER_SECOND / frames_per_step
-  spec = gymnasium.registry.get(env)
+  of_env = envs.spec(env)
+  if of_env.frames_per_step > 1:
+    return _EMULATOR_FRAMES_PER_SECOND / of_env.frames_per_step
+  if of_env.render_fps:
+    return of_env.render_fps
+  spec = gymnasium.registry.get(env.env)
   if spec is None or spec.entry_point is None:
     return _FRAMES_PER_SECOND
   try:

@@ -41,7 +41,9 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
   spec = observations.environment_spec(
     config, signature.observation, native.spec, native.native
   )
-  return dataclasses.replace(spec, normalizers=signature.normalizers)
+  return dataclasses.replace(
+    spec, normalizers=signature.normalizers, render_fps=signature.render_fps
+  )
 
 
 class ProcessEnvironment:

@@ -1151,7 +1151,10 @@ def rendered_here(monkeypatch):
   ("config", "message"),
   [
     (envs.Config("Catch-v0"), "Catch-v0 cannot be rendered: .*not implemented"),
-    (config_of("drawn_without_mode"), "drawn_without_mode.*found NoneType"),
+    (
+      config_of("drawn_without_mode"),
+      "drawn_without_mode.*argument render_mode",
+    ),
     (config_of("Drawn", {"frame": "raises"}), "OSError: no display"),
     (config_of("Counting"), r"Counting cannot be rendered: .* no render$"),
     (config_of("counting_dm"), "counting_dm cannot be rendered: .* neither"),

@@ -63,11 +63,17 @@ class Job:
 
 
 class Signature(NamedTuple):
-  """An environment's specs before any transform, with entries of `info`."""
+  """An environment's specs before any transform, with entries of `info`.
+
+  Attributes:
+    observation, action: the specs.
+    normalizers, render_fps: see `types.EnvironmentSpec`.
+  """
 
   observation: types.Tree
   action: types.Tree
   normalizers: tuple[str, ...] = ()
+  render_fps: float = 0.0
 
 
 class SharedRows(NamedTuple):

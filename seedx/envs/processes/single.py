@@ -84,7 +84,7 @@ class Single(Protocol):
     first_observation: observation of that reset.
     last_info: values of the config's `log_info` in the last `info` of the
       newest ended episode.
-    normalizers: see `types.EnvironmentSpec`.
+    normalizers, render_fps: see `types.EnvironmentSpec`.
   """
 
   observation: types.Tree
@@ -92,6 +92,7 @@ class Single(Protocol):
   first_observation: types.Tree
   last_info: Sequence[float]
   normalizers: tuple[str, ...]
+  render_fps: float
 
   def reset(self) -> types.Tree:
     """Starts an episode without a new seed; returns its first observation."""

@@ -17,6 +17,7 @@ class Single:
 
   last_info: Sequence[float] = ()
   normalizers: tuple[str, ...] = ()
+  render_fps = 0.0
 
   def __init__(
     self, config: env_config.Config, env: dm_env.Environment

@@ -55,6 +55,8 @@ class Single:
     )
     self._env, self._name = env, name
     self.normalizers = _normalizers(env)
+    rate = (getattr(env, "metadata", None) or {}).get("render_fps", 0)
+    self.render_fps = float(rate) if isinstance(rate, int | float) else 0.0
     self._last_info = last_info.LastInfo(config) if config.log_info else None
     self.last_info: Sequence[float] = ()
     self.first_observation = observations.joined(
@@ -96,7 +98,13 @@ class Single:
       raise types.ConfigError(
         f"{self._name} cannot be rendered: its environment has no render"
       )
-    return self._env.render()
+    frame = self._env.render()
+    if frame is None:
+      raise types.ConfigError(
+        f"{self._name} cannot be rendered: its render() returns None; give the"
+        " factory an argument render_mode, which gymnasium.make receives"
+      )
+    return frame
 
   def close(self) -> None:
     """See `single.Single`."""

@@ -318,5 +318,8 @@ def _arguments(
 def _signature(environment: single.Single) -> messages.Signature:
   specs = tree.map_structure(lambda leaf: leaf.spec, environment.observation)
   return messages.Signature(
-    specs, environment.action.native, environment.normalizers
+    specs,
+    environment.action.native,
+    environment.normalizers,
+    environment.render_fps,
   )
