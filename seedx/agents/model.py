@@ -35,9 +35,9 @@ class Config(optimizers.Config):
     hidden_sizes: units of the MLP's layers; none (`--hidden-sizes ,`) for a
       head that is linear in the observation.
     activation: function after each of these layers.
-    image_torso: network for images, "nature" (DQN's CNN; two convolutions for
-      images of less than 36 pixels a side), "impala" (ResNet), or "minatar"
-      (one convolution, for grids of symbols).
+    image_torso: network for images, "nature" (DQN's CNN; two smaller
+      convolutions for images of less than 36 pixels a side), "impala" (ResNet),
+      or "minatar" (one convolution, for grids of symbols).
     stack_frames: frames stacked in an observation; for images only.
     torso: your own Flax module instead of the MLP and the image network, from
       the observation's nest of `[B, ...]` to features `[B, F]`.

@@ -14,6 +14,8 @@ from seedx.networks import critic, heads, lstm, torsos
 
 # Instead of these modules, the modules inside them are described.
 _CONTAINERS = (networks.Network, torsos.Torso)
+# Parameters of a dense layer that deserves a warning.
+_MAX_DENSE = 4_000_000
 # An array with two longer sides may be an image.
 _MIN_SIDE = 7
 # The settings that replace Gymnasium's wrappers.
@@ -26,6 +28,7 @@ _INSTEAD = {
 def network(agent: base.Config, env: envs.Config) -> str:
   """Returns a network's layers and its number of parameters.
 
+  A second line names a very large dense layer, such as that of a large image.
   Nothing is compiled or computed: the parameters are only traced.
 
   Raises:
@@ -37,8 +40,18 @@ def network(agent: base.Config, env: envs.Config) -> str:
     # A new lambda, since JAX does not trace the same function again.
     state = jax.eval_shape(lambda key: init(key), jax.random.key(0))
   sizes = [math.prod(x.shape) for x in jax.tree.leaves(state.params)]
-  words = [", ".join(layers.words)] if layers.words else []
-  return ": ".join(["network", *words, f"{sum(sizes):,} parameters"])
+  words = ", ".join(layers.words)
+  number = f"{sum(sizes):,} parameters"
+  line = ": ".join(filter(None, ["network", words, number]))
+  kernels = [x.shape for x in jax.tree.leaves(state.params) if x.ndim == 2]
+  largest = max(kernels, key=math.prod, default=(0, 0))
+  if math.prod(largest) > _MAX_DENSE:
+    line += (
+      f"\na dense layer has {math.prod(largest):,} parameters, because it has"
+      f" {largest[0]:,} inputs; let the environment or an observation_transform"
+      " return smaller observations"
+    )
+  return line
 
 
 def pictures(agent: base.Config, env: envs.Config) -> list[str]:
@@ -102,9 +115,13 @@ def doubts(agent: Any, env: envs.Config) -> list[str]:
 
 @dataclasses.dataclass
 class _Layers:
-  """Descriptions of called modules; modules within these are left out."""
+  """Descriptions of called modules; modules within these are left out.
+
+  A module of the user's is called twice, see `agents.model`.
+  """
 
   words: list[str] = dataclasses.field(default_factory=list)
+  _seen: set[Any] = dataclasses.field(default_factory=set)
   _is_within: bool = False
 
   def intercept(
@@ -119,7 +136,10 @@ class _Layers:
     is_part = context.method_name == "__call__" and not self._is_within
     if not is_part or isinstance(module, _CONTAINERS):
       return call(*args, **kwargs)
-    self.words += filter(None, [_in_words(module)])
+    words = _in_words(module)
+    if words and (module.path, words) not in self._seen:
+      self._seen.add((module.path, words))
+      self.words.append(words)
     self._is_within = True
     try:
       return call(*args, **kwargs)
@@ -135,9 +155,9 @@ def _in_words(module: nn.Module) -> str:
     case torsos.MLP():
       return " ".join(["MLP", *map(str, module.sizes), module.activation])
     case torsos.SmallCNN():
-      return " ".join(
-        ["SmallCNN", *map(str, module.channels), str(module.size)]
-      )
+      sizes = " ".join(map(str, (*module.channels, module.size)))
+      strides = f" (stride {module.stride})" if module.stride > 1 else ""
+      return f"SmallCNN {sizes}{strides}"
     case torsos.NatureCNN() | torsos.ImpalaResNet():
       return f"{type(module).__name__} {module.size}"
     case lstm.LSTM():

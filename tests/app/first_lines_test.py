@@ -448,6 +448,28 @@ def test_a_network_is_described_by_its_layers(agent, words):
   assert actual == f"network: {words}"
 
 
+@pytest.mark.parametrize(
+  ("side", "words", "warning"),
+  [
+    (32, "SmallCNN 16 32 128 (stride 2), policy", None),
+    (
+      180,
+      "NatureCNN 512, policy",
+      r"a dense layer has 11,\d+,\d+ parameters.*in",
+    ),
+  ],
+)
+def test_the_first_lines_name_a_large_dense_layer(
+  side, words, warning, monkeypatch
+):
+  image = specs.BoundedArray((3, side, side), np.uint8, 0, 255)
+  spec = types.EnvironmentSpec(image, specs.DiscreteArray(2))
+  monkeypatch.setattr(described.envs, "spec", lambda config: spec)
+  line, *others = described.network(ppo.Config(), envs.Config()).split("\n")
+  assert words in line and len(others) == (warning is not None)
+  assert not others or re.match(warning, others[0])
+
+
 def test_critics_are_described_by_their_number_layers_and_atoms():
   agent = ddpg.Config(hidden_sizes=(8,), num_atoms=3)
   actual = described.network(agent, envs.Config("Pendulum-v1"))

@@ -164,6 +164,7 @@ def test_brightness_does_not_change_features(image_torso, module, size):
   [
     ((3, 3, 3), "SmallCNN"),
     ((12, 7, 7), "SmallCNN"),
+    ((4, 16, 16), "SmallCNN"),
     ((4, 35, 84), "SmallCNN"),
     ((4, 36, 36), "NatureCNN"),
   ],
@@ -176,6 +177,17 @@ def test_small_images_get_a_small_network(shape, module):
   )
   assert list(params["params"]) == [f"{module}_0"]
   assert output.shape == (2, 128 if module == "SmallCNN" else 512)
+
+
+def test_the_cost_of_an_image_grows_with_its_pixels():
+  costs = []
+  for side in (16, 24, 32, 36, 48, 64, 84):
+    shape = 4 if side == 84 else 3, side, side
+    torso = networks.Torso((specs.Array(shape, np.uint8),), ())
+    image = jax.ShapeDtypeStruct((1, *shape), np.uint8)
+    params = jax.eval_shape(torso.init, jax.random.key(0), image)
+    costs.append(jax.jit(torso.apply).lower(params, image).cost_analysis())
+  assert sorted(costs, key=lambda x: x["flops"]) == costs
 
 
 def test_minatars_network_has_one_convolution_of_16_channels():
