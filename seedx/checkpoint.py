@@ -52,7 +52,8 @@ class Damaged(types.ConfigError):
 class Checkpoints:
   """The checkpoints in a directory, by their numbers of env steps.
 
-  The newest `keep` and the best are kept. Only one thread may use an instance.
+  The newest `keep`, the best and the first of every `keep_every` env steps are
+  kept. Only one thread may use an instance.
   Directories without a file of this format are left alone.
 
   Attributes:
@@ -64,6 +65,7 @@ class Checkpoints:
     self,
     directory: str | os.PathLike[str],
     keep: int | None = None,
+    keep_every: int = 0,
     newest_only: Collection[str] = (),
   ) -> None:
     """Opens a directory; the first `save` makes it if it does not exist.
@@ -72,12 +74,14 @@ class Checkpoints:
       directory: directory of the checkpoints; if it is a `files.Folder`, a link
         in its place is not followed.
       keep: number of the newest checkpoints that `save` keeps; None for all.
+      keep_every: number of env steps of which `save` keeps the first checkpoint
+        forever; 0 for none.
       newest_only: items that `save` keeps only in the newest checkpoint that
         has them.
     """
     self.directory = files.Folder(directory)
     self.held: set[int] = set()
-    self._keep = keep
+    self._keep, self._keep_every = keep, keep_every
     self._newest_only = newest_only
 
   def save(
@@ -236,6 +240,9 @@ class Checkpoints:
         self.directory.folder(str(step)).remove(name)
     if self._keep is not None:
       kept = {*steps[-self._keep :], *self.ranked()[:1], *self.held}
+      if self._keep_every:
+        firsts = {step // self._keep_every: step for step in steps[::-1]}
+        kept |= {*firsts.values()}
       for step in {*steps} - kept:
         self.directory.rename(str(step), f"{step}{_REMOVED}")
     self._delete(_REMOVED)

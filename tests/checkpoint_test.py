@@ -230,6 +230,9 @@ def test_saved_arrays_are_restored_exactly(tmp_path):
 @pytest.mark.parametrize(
   ("keep", "scores", "kept", "best"),
   [
+    # Also the first one of every 3 steps.
+    ((1, 3), {1: 1.0, 2: 2.0, 4: 3.0, 5: 2.0, 8: 1.0}, [1, 4, 8], 4),
+    ((1, 4), {1: 1.0, 2: 2.0, 3: 5.0, 9: 1.0}, [1, 3, 9], 3),
     (2, {1: 5.0, 2: 1.0, 3: 2.0, 4: 3.0}, [1, 3, 4], 1),
     # The best is among the newest.
     (2, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, [3, 4], 4),
@@ -247,7 +250,10 @@ def test_the_newest_checkpoints_and_the_best_one_are_kept(
 ):
   for env_steps, score in scores.items():
     # A new instance continues with the checkpoints that exist.
-    checkpoints = checkpoint.Checkpoints(tmp_path, keep, newest_only=["replay"])
+    keeps = keep if isinstance(keep, tuple) else (keep,)
+    checkpoints = checkpoint.Checkpoints(
+      tmp_path, *keeps, newest_only=["replay"]
+    )
     nests = {"run": small(env_steps), "replay": small(env_steps)}
     checkpoints.save(env_steps, nests, score)
     # An existing checkpoint is not written again.

@@ -15,6 +15,8 @@ NAMES: Mapping[str, str] = {
   "sink": "track use_wandb wandb_project_name logger",
   "stop_at": "stop_reward target_return",
   "checkpoint_every_seconds": "save_freq checkpoint_freq checkpoint_interval",
+  "keep_checkpoints": "num_to_keep max_to_keep save_total_limit",
+  "keep_every_steps": "keep_period keep_checkpoint_every",
   "evaluate_every_steps": "eval_freq eval_every evaluation_interval",
   "checkpoint_replay_gib": "save_replay_buffer save_buffer",
   "record_video": "capture_video video save_video render_freq",

@@ -26,8 +26,6 @@ ACTING = "acting"
 REPLAY = "replay"
 # Directory of the checkpoints in a run's directory.
 DIRECTORY = "checkpoints"
-# The number of newest checkpoints that are kept, besides the best one.
-_KEPT = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +37,10 @@ class Config:
       at the end. Each evaluation saves a checkpoint, too.
     checkpoint_replay_gib: size of the largest replay that a checkpoint keeps,
       in GiB over all devices; a larger one is empty after a resume.
+    keep_checkpoints: number of newest checkpoints that are kept, besides the
+      best one.
+    keep_every_steps: env steps of which the first checkpoint is kept, too; 0
+      for none.
   """
 
   checkpoint_every_seconds: float = types.setting(
@@ -46,6 +48,12 @@ class Config:
   )
   checkpoint_replay_gib: float = types.setting(
     1.0, changes="resume", labels=False, low=0.0
+  )
+  keep_checkpoints: int = types.setting(
+    2, changes="resume", labels=False, low=1
+  )
+  keep_every_steps: int = types.setting(
+    0, changes="resume", labels=False, low=0
   )
 
   def __post_init__(self) -> None:
@@ -183,7 +191,10 @@ class Checkpointer:
     self._run = run
     self._run_dir = run_dir
     self._checkpoints = checkpoint.Checkpoints(
-      directory(run_dir), keep=_KEPT, newest_only=[REPLAY]
+      directory(run_dir),
+      config.keep_checkpoints,
+      config.keep_every_steps,
+      newest_only=[REPLAY],
     )
     self._config = config
     self._evaluation = evaluation
