@@ -90,13 +90,18 @@ def _list() -> int:
 
 def _train(words: list[str]) -> int:
   experiments = importlib.import_module("seedx.app.cli.experiments")
+  types = importlib.import_module("seedx.types")
   name = words[0]
-  if name not in experiments.shipped():
-    names = ", ".join(experiments.shipped())
-    return _fail(f"expected seedx train with {names}, found {name!r}")
+  try:
+    experiments.check_name(name)
+  except types.ConfigError as error:
+    return _fail(f"seedx train: {error}")
   importlib.import_module("seedx.app.cli.early").check(name, words[1:])
   programs = importlib.import_module("seedx.app.cli.programs")
-  module = experiments.load_module(name)
+  try:
+    module = experiments.load_module(name)
+  except types.ConfigError as error:
+    return _fail(str(error))
   return programs.main(
     module.EXPERIMENT, words[1:], module.__name__, f"seedx train {name}"
   )

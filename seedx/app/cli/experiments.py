@@ -222,6 +222,16 @@ def shipped() -> list[str]:
   return sorted(_shipped())
 
 
+def check_name(name: str) -> None:
+  """Raises types.ConfigError for a name that `load_module` would not accept."""
+  if name in _shipped() or ":" in name or name.endswith(".py"):
+    return
+  raise types.ConfigError(
+    f"expected one of {', '.join(shipped())}, or your own as FILE.py or"
+    f" MODULE:{_ATTRIBUTE}, found {name!r}"
+  )
+
+
 def summaries() -> dict[str, str]:
   """Reads the first docstring line of each shipped experiment; imports none."""
   texts = {name: _shipped()[name].read_text("utf-8") for name in shipped()}
@@ -241,6 +251,8 @@ def load(name: str) -> Experiment[Any]:
 def load_module(name: str) -> python_types.ModuleType:
   """Returns the module whose `EXPERIMENT` is the experiment of this name.
 
+  The name may also be that of the module's file, FILE.py.
+
   Raises:
     types.ConfigError: it cannot be imported.
   """
@@ -248,9 +260,11 @@ def load_module(name: str) -> python_types.ModuleType:
     if name in _shipped():
       module = _import_shipped(name)
     else:
-      here = str(pathlib.Path.cwd())
-      if here not in sys.path:
-        sys.path.insert(0, here)
+      folder, path = pathlib.Path.cwd(), pathlib.Path(name)
+      if path.suffix == ".py":
+        folder, name = path.absolute().parent, path.stem
+      if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
       module = importlib.import_module(name.partition(":")[0])
     if not isinstance(getattr(module, _ATTRIBUTE), Experiment):
       raise TypeError(f"its {_ATTRIBUTE} is not an app.Experiment")

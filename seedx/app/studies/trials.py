@@ -204,8 +204,8 @@ def experiments_of(items: Sequence[str]) -> tuple[str, ...]:
       belongs to the item before, as in `impala --learner-devices 0,1`.
 
   Raises:
-    types.ConfigError: there is no experiment, one does not come with seedx, or
-      one is given twice.
+    types.ConfigError: there is no experiment, one cannot exist, or one is given
+      twice.
   """
   joined: list[str] = []
   for item in items:
@@ -226,17 +226,13 @@ def experiments_of(items: Sequence[str]) -> tuple[str, ...]:
 
 def folder_of(words: str) -> str:
   """Returns the name of a directory for an experiment and its options."""
-  return "-".join(words.replace("--", "").replace("/", "_").split())
+  return "-".join(re.sub("[/:]", "_", words.replace("--", "")).split())
 
 
 def check_name(words: str) -> None:
-  """Raises types.ConfigError if an experiment does not come with seedx."""
+  """Raises types.ConfigError if there can be no such experiment."""
   name, *_ = words.split() or [""]
-  if name not in experiments.shipped():
-    shipped = ", ".join(experiments.shipped())
-    raise types.ConfigError(
-      f"expected an experiment of {shipped}, found {name!r}"
-    )
+  experiments.check_name(name)
 
 
 def words_of(experiment: str, env: str, total_steps: int) -> list[str]:
