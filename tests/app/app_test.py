@@ -533,11 +533,15 @@ def python(folder, *words):
   ("path", "words", "name"),
   [
     pytest.param(
-      "mine.py", ["mine.py"], "mine:EXPERIMENT", marks=pytest.mark.slow
+      "mine.py",
+      ["-m", "seedx", "train", "mine.py"],
+      "mine:EXPERIMENT",
+      marks=pytest.mark.slow,
     ),
     *(
       pytest.param(*case, marks=pytest.mark.long)
       for case in (
+        ("mine.py", ["mine.py"], "mine:EXPERIMENT"),
         # Custom experiments in files named like an experiment of seedx.
         ("a2c.py", ["a2c.py"], "a2c:EXPERIMENT"),
         ("experiments/a2c.py", ["-m", "experiments.a2c"], "experiments.a2c:"),

@@ -55,7 +55,7 @@ def test_help_lists_all_commands_and_experiments(
 @pytest.mark.parametrize(
   ("words", "reason"),
   [
-    ("seedx train nothing", "expected seedx train with a2c"),
+    ("seedx train nothing", "seedx train: expected one of a2c"),
     ("seedx train ppo --resume nowhere", "found no config.json in"),
     ("seedx train ppo --resume run", "expected a run of ppo"),
     ("experiments.ppo --resume nowhere", "found no config.json in"),

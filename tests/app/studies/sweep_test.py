@@ -27,7 +27,7 @@ SEARCH = "learning_rate=log:1e-4..1e-2,entropy_cost=0.001|0.01"
 @pytest.mark.parametrize(
   ("words", "message"),
   [
-    (["nothing", "--search", SEARCH], "expected an experiment of a2c"),
+    (["nothing", "--search", SEARCH], "expected one of a2c"),
     (["ppo"], "found none"),
     (["ppo", "--search", "seed=1|2"], "found seed"),
     (["ppo", "--search", "total_steps=1|2"], "found total_steps"),
