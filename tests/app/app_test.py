@@ -465,7 +465,7 @@ def test_help_lists_the_commands(monkeypatch, capsys):
   ("words", "reason"),
   [
     ("fly", "join, certificates, found 'fly'"),
-    ("train sarsa", f"{', '.join(experiments.shipped())}, found 'sarsa'"),
+    ("train sarsa", "FILE.py or MODULE:EXPERIMENT, found 'sarsa'"),
     ("train a2c --epochs 3", "unrecognized arguments: --epochs"),
     ("evaluate", "expected RUN_DIR"),
     ("compare --experiments x", "found 'x'"),
