@@ -38,7 +38,7 @@ PAGES = [
 _SHORT = {
   "Pong-v5": "--total-steps 2000",
   "seedx compare": "--total-steps 3000 --seeds 1",
-  "seedx sweep": "--trials 2 --total-steps 3000 --seeds 1",
+  "seedx sweep": "--trials 2 --total-steps 3000 --final-seeds 1",
   "--resume": "--total-steps 9000",
   # Each worker must fill its own replay.
   "gorila": "--total-steps 12000",

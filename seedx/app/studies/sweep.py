@@ -4,8 +4,9 @@
 
 A sweep draws values of the settings and trains with each draw. As many trials
 run at a time as this machine or a Ray cluster has CPUs for. Trials that fall
-behind end early (ASHA). At the end, new runs with other seeds compare the best
-trial's values with the experiment's defaults, because the best of many trials
+behind end early (ASHA). With `--seeds 3`, each draw trains with three seeds,
+and the mean over seeds decides. At the end, new runs with other seeds compare
+the best values with the experiment's defaults, because the best of many draws
 is partly luck. The output is `sweep.md`, `sweep.png` and a directory for each
 run. An experiment may have its own options: `seedx sweep "impala --agent a2c"`.
 """
@@ -16,7 +17,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -66,16 +67,18 @@ class Options:
     search: settings to search, as SETTING=VALUES,SETTING=VALUES; VALUES are
       LOW..HIGH, log:LOW..HIGH or A|B|C. If a value has a comma, give a JSON
       object instead.
-    trials: number of trials of method "random".
+    trials: number of draws of method "random".
     method: "random" draws values, "grid" tries all combinations of A|B|C.
     scheduler: "asha" ends a trial early if it falls behind, "none" does not.
     env: name of the environment, for an experiment without --env of its own.
     total_steps: env steps of each run.
-    seed: seed of the draws and of the trials.
+    seed: seed of the draws, and first seed of the trials.
+    seeds: number of trials with different seeds for each draw; the mean of
+      their scores ranks the draw.
     score: metric whose last value ranks trials, larger is better:
       episode_return, or an entry that EXPERIMENT logs with --log-info.
-    seeds: number of final runs with the best trial's settings, and with the
-      default settings; their seeds follow --seed.
+    final_seeds: number of final runs with the best settings, and with the
+      default settings; their seeds follow those of the trials.
     trial_cpus: number of CPUs that Ray reserves for a trial.
     trial_resources: other resources that Ray reserves for a trial, such as
       GPU=0.5.
@@ -93,8 +96,9 @@ class Options:
   env: str = ""
   total_steps: int = types.setting(300_000, low=1)
   seed: int = types.setting(0, low=0, high=2**29)
+  seeds: int = types.setting(1, low=1, high=2**20)
   score: str = _RETURN
-  seeds: int = types.setting(3, low=1, high=2**20)
+  final_seeds: int = types.setting(3, low=1, high=2**20)
   trial_cpus: float = types.setting(1.0, low=0.0)
   trial_resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   ray_address: str = "local"
@@ -177,44 +181,35 @@ def _search(
   pool: "tuning.Pool",
 ) -> int:
   """Trains trials, then best and default values; returns the exit status."""
-  run_dir = pool.run_dir
+  run_dir, score = pool.run_dir, options.score
+  drawn = [_trials(options, words, k, x) for k, x in enumerate(values)]
   print(
-    f"{len(values)} trials of {words[0]} on {env} | {run_dir}",
+    f"{len(values) * options.seeds} trials of {words[0]} on {env} | {run_dir}",
     file=sys.stderr,
     flush=True,
   )
-  drawn = [
-    trials.Trial(
-      f"trials/{k:03d}",
-      [*words, *_words(x)],
-      options.seed,
-      " ".join(f"{name}={value}" for name, value in x.items()),
-    )
-    for k, x in enumerate(values)
-  ]
   asha_steps = options.total_steps if options.scheduler == "asha" else None
-  failed = pool.train(drawn, asha_steps)
-  score = options.score
-  ranked = sorted(
-    _results(drawn, run_dir, failed),
-    key=lambda result: _rank(result, score),
-    reverse=True,
-  )
-  by_name = {trial.name: x for trial, x in zip(drawn, values, strict=True)}
-  table = _table(by_name, ranked, options.total_steps, score)
+  failed = pool.train([x for group in drawn for x in group], asha_steps)
+  points = [
+    _Point(f"{k:03d}", x, _results(group, run_dir, failed))
+    for k, (x, group) in enumerate(zip(values, drawn, strict=True))
+  ]
+  ranked = sorted(points, key=lambda x: x.rank(score), reverse=True)
+  table = _table(ranked, options.total_steps, score)
   files.write_file(run_dir / "sweep.md", table + "\n")
   print(table, flush=True)
-  if pool.stop.is_set() or not ranked[0].lines:
+  best = ranked[0].results
+  if pool.stop.is_set() or not any(x.lines for x in best):
     return 1
-  if ranked[0].error:
+  if any(x.error for x in best):
     print(f"all trials failed; their directories are in {run_dir}", flush=True)
     return 1
-  first = options.seed + 1
-  seeds = range(first, first + options.seeds)
+  first = options.seed + options.seeds
+  seeds = range(first, first + options.final_seeds)
   final = {
     "default": [trials.Trial(f"default/{seed}", words, seed) for seed in seeds],
-    f"best: {ranked[0].trial.label}": [
-      dataclasses.replace(ranked[0].trial, name=f"best/{seed}", seed=seed)
+    f"best: {best[0].trial.label}": [
+      dataclasses.replace(best[0].trial, name=f"best/{seed}", seed=seed)
       for seed in seeds
     ],
   }
@@ -236,6 +231,37 @@ def _search(
   print(text)
   print(f"sweep.md and sweep.png are in {run_dir}", flush=True)
   return 1 if failed else 0
+
+
+class _Point(NamedTuple):
+  """Drawn values of the settings, and the results of their seeds."""
+
+  name: str
+  values: Mapping[str, str]
+  results: Sequence[trials.Result]
+
+  def rank(self, score: str) -> tuple[bool, float, float]:
+    """Ranks success above failure, then by last score, then by mean score."""
+    ranks = [_rank(x, score) for x in self.results]
+    last, mean = np.mean([x[1:] for x in ranks], axis=0).tolist()
+    return all(x[0] for x in ranks), last, mean
+
+
+def _trials(
+  options: Options, words: Sequence[str], k: int, values: Mapping[str, str]
+) -> list[trials.Trial]:
+  """Returns the trials of the draw with index k, one for each seed."""
+  label = " ".join(f"{name}={value}" for name, value in values.items())
+  name = f"trials/{k:03d}"
+  return [
+    trials.Trial(
+      f"{name}/{seed}" if options.seeds > 1 else name,
+      [*words, *_words(values)],
+      seed,
+      label,
+    )
+    for seed in range(options.seed, options.seed + options.seeds)
+  ]
 
 
 def _words(values: Mapping[str, str]) -> list[str]:
@@ -293,28 +319,24 @@ def _rank(result: trials.Result, score: str) -> tuple[bool, float, float]:
   return not result.error, scores[-1], float(np.mean(scores))
 
 
-def _table(
-  values: Mapping[str, Mapping[str, str]],
-  ranked: Sequence[trials.Result],
-  total_steps: int,
-  score: str,
-) -> str:
-  names = next(iter(values.values()))
+def _table(ranked: Sequence[_Point], total_steps: int, score: str) -> str:
+  names = ranked[0].values
   titles = ["trial", *names, _title(score), "env steps", "seconds", "end"]
   rows = [titles, ["---"] * len(titles)]
-  for result in ranked:
-    steps = result.last.get("env_steps", 0)
-    last = result.last.get(score)
-    early = "ended early" if result.lines else "not started"
+  for point in ranked:
+    last = [x.last for x in point.results]
+    steps = min(x.get("env_steps", 0) for x in last)
+    early = "ended early" if all(last) else "not started"
     end = "done" if steps >= total_steps else early
+    errors = [x.error for x in point.results if x.error]
     rows.append(
       [
-        pathlib.PurePath(result.trial.name).name,
-        *values[result.trial.name].values(),
-        "-" if last is None else _text(last, score),
+        point.name,
+        *point.values.values(),
+        _mean([x.lines for x in point.results if x.lines], score),
         f"{steps:,}",
-        f"{result.last.get('wall_seconds', 0.0):.0f}",
-        result.error or end,
+        f"{max(x.get('wall_seconds', 0.0) for x in last):.0f}",
+        errors[0] if errors else end,
       ]
     )
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -327,4 +349,5 @@ def _mean(runs: Sequence[Sequence[Mapping[str, Any]]], score: str) -> str:
   if not scores:
     return "-"
   each = " ".join(_text(x, score) for x in scores)
-  return f"{_text(float(np.mean(scores)), score)} ({each})"
+  mean = _text(float(np.mean(scores)), score)
+  return f"{mean} ({each})" if len(runs) > 1 else mean

@@ -134,9 +134,9 @@ class FakePool:
     return {k: f"failed: {x}" for k, x in self._failed.items() if k in names}
 
 
-def run_search(tmp_path, failed, score="episode_return"):
+def run_search(tmp_path, failed, score="episode_return", seeds=1):
   options = sweep.Options(
-    experiment="ppo", trials=2, seeds=3, total_steps=400, score=score
+    experiment="ppo", trials=2, seeds=seeds, total_steps=400, score=score
   )
   values = [{"learning_rate": "0.1"}, {"learning_rate": "0.2"}]
   words = ["ppo", "--total-steps", "400"]
@@ -157,6 +157,26 @@ def test_trials_are_ranked_by_the_score(tmp_path):
   assert "| won |" in titles
   assert "| 000 | 0.1 | 1 |" in first and "| 001 | 0.2 | 0.75 |" in second
   assert "mean won 0.75 (1 0.75 0.5) with seeds 1 to 3" in sentences
+  assert "best: learning_rate=0.1" in sentences
+
+
+def test_the_mean_over_seeds_ranks_a_draw(tmp_path):
+  assert run_search(tmp_path, {}, seeds=3) == 0
+  table, sentences = (tmp_path / "sweep.md").read_text().split("\n\n")
+  *_, first, second = table.splitlines()
+  assert "| 001 | 0.2 | 4.0 (3.0 4.0 5.0) |" in first
+  assert "| 000 | 0.1 | 1.0 (0.0 1.0 2.0) |" in second
+  assert "best: learning_rate=0.2: mean return 4.0" in sentences
+  assert "with seeds 3 to 5" in sentences  # Seeds that no trial had.
+  for name in ("trials/001/2", "best/3"):
+    assert (tmp_path / name / "metrics.jsonl").exists()
+
+
+def test_a_draw_with_a_failed_seed_is_not_the_best(tmp_path):
+  failed = {"trials/001/2": "no memory"}
+  assert run_search(tmp_path, failed, seeds=3) == 1
+  table, sentences = (tmp_path / "sweep.md").read_text().split("\n\n")
+  assert "no memory" in table.splitlines()[-1]
   assert "best: learning_rate=0.1" in sentences
 
 
@@ -223,7 +243,7 @@ def rows(table):
 def test_a_sweep_ranks_eight_trials_and_trains_the_best_again(
   started, tmp_path
 ):
-  sizes = ["--total-steps", "16000", "--seeds", "1", "--trials", "8"]
+  sizes = ["--total-steps", "16000", "--final-seeds", "1", "--trials", "8"]
   program = started("ppo", "--search", SEARCH, *sizes)
   output, progress = program.communicate()
   assert program.returncode == 0, progress
@@ -270,7 +290,7 @@ def make(run_dir, options):
 def test_a_failed_trial_does_not_end_the_others(started, tmp_path):
   (tmp_path / "own_sink.py").write_text(_SINK)
   words = "--search entropy_cost=0.5|0.02 --method grid --scheduler none"
-  words += " --total-steps 3000 --seeds 1"
+  words += " --total-steps 3000 --final-seeds 1"
   program = started(
     "ppo --sink own_sink:make",
     *words.split(),
