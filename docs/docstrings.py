@@ -56,6 +56,8 @@ def page(module: str) -> str:
         lines.append("   :show-inheritance:")
       lines.append("")
     else:
+      # Sphinx looks for the signature's defaults in the code.
+      getattr(value, "__dict__", {}).pop("__signature__", None)
       lines += [f".. autofunction:: {module}.{name}", ""]
   return "\n".join(lines)
 

@@ -1,11 +1,7 @@
 """A training loop of one's own: A2C from `seedx.losses` on CartPole.
 
-  python examples/own_loop.py
-
-Environment, acting and update are pure functions, so the loop is one program.
+python examples/own_loop.py
 """
-
-import sys
 
 import distrax
 import flax.linen as nn
@@ -20,16 +16,13 @@ NUM_ENVS, LENGTH = 64, 16
 
 
 class Network(nn.Module):
-  """Maps observations `[..., 4]` to logits `[..., 2]` and values `[...]`."""
-
   @nn.compact
-  def __call__(self, observation):
+  def __call__(self, observation):  # [..., 4]
     features = nn.tanh(nn.Dense(64)(nn.tanh(nn.Dense(64)(observation))))
     return nn.Dense(2)(features), nn.Dense(1)(features)[..., 0]
 
 
-def main(updates):
-  """Trains; returns the env steps per episode in the last 100 updates."""
+def main(updates=1000):
   env, network = functional.make("CartPole-v1"), Network()
   optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(2e-3))
   params = network.init(jax.random.key(0), jnp.zeros(4))
@@ -73,4 +66,4 @@ def main(updates):
 
 
 if __name__ == "__main__":
-  print("env steps per episode:", main(int((sys.argv[1:] or ["1000"])[0])))
+  print("env steps per episode in the last 100 updates:", main())

@@ -9,7 +9,6 @@ The person begins. A move is the number of a cell, 0 to 8, row by row.
 import argparse
 import json
 import pathlib
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,22 +16,21 @@ import numpy as np
 from seedx import app
 
 
-def ask(legal: np.ndarray) -> int:
-  """Asks the person for a legal move."""
+def ask(legal):
   while True:
-    text = input(f"your move, one of {[*np.flatnonzero(legal)]}: ")
+    text = input(f"your move, one of {np.flatnonzero(legal).tolist()}: ")
     if text.isdecimal() and int(text) < len(legal) and legal[int(text)]:
       return int(text)
 
 
-def picture(board: np.ndarray, player: int) -> str:
+def picture(board, player):
   """Draws the board `[2, 3, 3]`, whose first plane is the next player's."""
   first, second = board[player], board[1 - player]
   cells = np.where(first, "X", np.where(second, "O", "."))
   return "\n".join(" ".join(row) for row in cells)
 
 
-def play(run_dir: str) -> dict[str, Any]:
+def play(run_dir):
   """Plays a game; returns its moves and the winner, 0, 1 or None."""
   policy = app.load(run_dir)
   game, memory = policy.spec.game, None

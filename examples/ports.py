@@ -1,6 +1,6 @@
 """Environments that are clients of a simulator, each with a port of its own.
 
-  python examples/ports.py --run-dir runs/ports
+  seedx train examples/ports.py --run-dir runs/ports
 
 A factory's argument `seed` differs for each environment: environment k of a run
 has the seed plus k. So `seed` also numbers what each environment needs for
@@ -24,6 +24,7 @@ SIMULATOR = """
 import socket, sys
 place = 0
 with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
+  print(flush=True)
   connection, _ = server.accept()
   while action := connection.recv(1):
     place = 0 if action[0] == 2 else min(max(place + 2 * action[0] - 1, 0), 9)
@@ -32,53 +33,36 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
 
 
 class Walk(gymnasium.Env):
-  """A walk to place 9 in a simulator, which is asked through a port."""
-
   observation_space = gymnasium.spaces.Discrete(10)
   action_space = gymnasium.spaces.Discrete(2)
 
-  def __init__(self, port: int) -> None:
-    """Starts the simulator and connects to it."""
+  def __init__(self, port):
     words = [sys.executable, "-c", SIMULATOR, str(port)]
-    self._simulator, self._socket = subprocess.Popen(words), None
-    while self._socket is None:
-      try:
-        self._socket = socket.create_connection(("127.0.0.1", port))
-      except ConnectionRefusedError:
-        assert self._simulator.poll() is None, "the simulator has died"
+    self._simulator = subprocess.Popen(words, stdout=subprocess.PIPE)
+    self._simulator.stdout.readline()  # Until it listens.
+    self._socket = socket.create_connection(("127.0.0.1", port))
 
-  def _ask(self, action: int) -> np.int64:
+  def _ask(self, action):
     self._socket.send(bytes([action]))
     return np.int64(self._socket.recv(1)[0])
 
   def reset(self, *, seed=None, options=None):
-    """Moves to place 0."""
     return self._ask(2), {}
 
   def step(self, action):
-    """Moves by one place."""
     place = self._ask(int(action))
     return place, float(place == 9), bool(place == 9), False, {}
 
   def close(self):
-    """Ends the simulator, which reads the end of the connection."""
     self._socket.close()
     self._simulator.wait()
 
 
-def make(seed: int, first_port: int = 24000) -> gymnasium.Env:
-  """Makes the environment whose seed is `seed`."""
+def make(seed, first_port=24000):
   return gymnasium.wrappers.TimeLimit(Walk(first_port + seed), 50)
 
 
+WALKS = envs.Config("ports:make")
 EXPERIMENT = app.Experiment(
-  sync.Config(
-    env=envs.Config("examples.ports:make"),
-    agent=ppo.Config(),
-    num_envs=4,
-    total_steps=20_000,
-  )
+  sync.Config(env=WALKS, agent=ppo.Config(), num_envs=4, total_steps=20_000)
 )
-
-if __name__ == "__main__":
-  sys.exit(app.main(EXPERIMENT))

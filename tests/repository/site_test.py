@@ -145,6 +145,9 @@ def test_the_search_finds_words_of_pages_and_names_of_the_api(site):
   index = (site / "searchindex.js").read_text()
   for word in ("gorila", "checkpoint", "lambda_return", "handshak"):
     assert word in index
+  # Words that newcomers looked for; the index has stems of words.
+  for word in ("hyperparamet", "auxiliari", "intrins", "schedul", "onnx"):
+    assert f'"{word}"' in index
 
 
 def test_links_to_other_sites_are_listed(site):
