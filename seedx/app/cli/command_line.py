@@ -404,12 +404,12 @@ def _invocation(setting: configs.Setting) -> str:
 
 def _defaults(value: object, default: object, is_unmeasured: bool) -> str:
   """Formats the default and, if there is one, a preset's value for `--help`."""
-  labelled = {"default": shown(value)}
+  text = shown(value)
   if default is not dataclasses.MISSING and default != value:
-    preset = "preset, not measured" if is_unmeasured else "preset"
-    labelled = {preset: shown(value) or "empty", "default": shown(default)}
-  texts = [f"{key}: {text}" for key, text in labelled.items() if text]
-  return f" ({'; '.join(texts)})" if texts else ""
+    text = f"{text or 'empty'}, from a preset"
+    text += ", not measured" if is_unmeasured else ""
+    text += f"; {shown(default)} without it" if shown(default) else ""
+  return f" (default: {text})" if text else ""
 
 
 def _row(name: str, sentence: str) -> str:

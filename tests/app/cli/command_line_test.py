@@ -515,9 +515,9 @@ def test_help_has_each_options_placeholder_and_sentence(capfd):
     "--image-torso {nature,impala} the network for images (default: nature",
     "--double, --no-double whether there are two networks (default: True)",
     "env: --env ",
-    "longer returns (preset: 0.9; default: 1.0)",
-    "your factory (preset: a=1)",
-    "layers (preset: empty; default: 64,64)",
+    "longer returns (default: 0.9, from a preset; 1.0 without it)",
+    "your factory (default: a=1, from a preset)",
+    "layers (default: empty, from a preset; 64,64 without it)",
   ):
     assert text in output
   assert "make" not in output and "derived" not in output
@@ -527,8 +527,10 @@ def test_help_shows_values_that_can_be_given_again(capfd):
   options = dict(a=1, b=True, c="x", d=None, e="1", f="True", g="null", h=0.5)
   options["i"] = "x,j=2"
   output = "".join(helped(capfd, Run(4, env=Env(env_options=options))).split())
-  begin = "--env-optionsOPTIONSoptionsofEnvPooloryourfactory(preset:"
-  shown = output[output.index(begin) + len(begin) :].partition(")")[0]
+  begin = "--env-optionsOPTIONSoptionsofEnvPooloryourfactory(default:"
+  shown = output[output.index(begin) + len(begin) :].partition(",fromapreset")[
+    0
+  ]
   assert parse(["--env-options", shown]).env.env_options == options
 
 

@@ -130,20 +130,27 @@ def helped(program, capfd, *words):
 def test_help_marks_the_values_of_presets(capfd):
   output = helped(a2c, capfd)
   assert output.startswith("usage: python -m experiments.a2c [options] ")
-  assert "in an unroll (T) (preset: 16; default: 20)" in output
+  assert (
+    "in an unroll (T) (default: 16, from a preset; 20 without it)" in output
+  )
   assert "initial learning rate (default: 0.002)" in output
   output = helped(a2c, capfd, "--env", "Pendulum-v1")
-  assert "initial learning rate (preset: 0.001; default: 0.002)" in output
+  assert (
+    "initial learning rate (default: 0.001, from a preset; 0.002 without it)"
+    in output
+  )
   output = helped(a2c, capfd, "--env", "Pong-v5")
-  mark = "initial learning rate (preset, not measured: 0.0007; default: 0.002)"
-  assert mark in output and "(preset: 16; default: 20)" in output
+  mark = "initial learning rate (default: 0.0007, from a preset, not measured; 0.002 without it)"
+  assert (
+    mark in output and "(default: 16, from a preset; 20 without it)" in output
+  )
 
 
 def test_help_has_the_settings_of_the_agent(capfd):
   output = helped(a3c, capfd)
   assert "--td-lambda" in output and "--n-step" not in output
   output = helped(a3c, capfd, "--agent", "dqn", "--env", "Acrobot-v1")
-  assert "n-step returns (preset: 5; default: 3)" in output
+  assert "n-step returns (default: 5, from a preset; 3 without it)" in output
   assert "--td-lambda" not in output
   output = helped(a2c, capfd)
   # Only programs with several processes have a role.
