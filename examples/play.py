@@ -1,7 +1,7 @@
 """Plays tic-tac-toe against a trained agent, and saves the moves.
 
   seedx train alphazero --env seedx:TicTacToe --run-dir runs/tictactoe
-  python examples/play.py runs/tictactoe --moves game.json
+  python examples/play.py runs/tictactoe --moves runs/game.json
 
 The person begins. A move is the number of a cell, 0 to 8, row by row.
 """
@@ -49,7 +49,7 @@ def play(run_dir):
 if __name__ == "__main__":
   parser = argparse.ArgumentParser()
   parser.add_argument("run_dir")
-  parser.add_argument("--moves", type=pathlib.Path, default="game.json")
+  parser.add_argument("--moves", type=pathlib.Path, default="runs/game.json")
   options = parser.parse_args()
   result = play(options.run_dir)
   options.moves.write_text(json.dumps(result) + "\n")

@@ -211,6 +211,19 @@ def test_a_command_can_be_parsed(command, place, monkeypatch):
   parse(name, words, monkeypatch)
 
 
+def test_commands_write_only_where_git_does_not_look():
+  ignored = (_ROOT / ".gitignore").read_text().splitlines()
+  assert "/runs/" in ignored and "/tls/" in ignored
+  paths = [
+    path
+    for text in commands()
+    for path in re.findall(r"--(?:output|video|moves|run-dir) (\S+)", text)
+  ]
+  assert paths
+  for path in paths:
+    assert path.startswith("runs/")
+
+
 def test_the_page_on_tasks_names_the_current_format_of_runs():
   text = (_ROOT / "docs/tasks.md").read_text()
   (number,) = re.findall(r"`config.json` is not the current one, (\d+)", text)
