@@ -101,7 +101,7 @@ def test_the_program_exports_each_training(tmp_path, monkeypatch):
   run = write(tmp_path / "run", config, made, saved)
   exported, of_policy = [], export.export
   monkeypatch.setattr(
-    export, "export", lambda x: exported.append(x) or of_policy(x)
+    export, "export", lambda x, *y: exported.append(x) or of_policy(x, *y)
   )
   output = ["--output", str(tmp_path / "policy")]
   assert export.main([run, "--seed-index", "2", *output]) == 0
