@@ -140,7 +140,10 @@ def test_help_marks_the_values_of_presets(capfd):
     in output
   )
   output = helped(a2c, capfd, "--env", "Pong-v5")
-  mark = "initial learning rate (default: 0.0007, from a preset, not measured; 0.002 without it)"
+  mark = (
+    "initial learning rate (default: 0.0007, from a preset, not measured; 0.002"
+    " without it)"
+  )
   assert (
     mark in output and "(default: 16, from a preset; 20 without it)" in output
   )
