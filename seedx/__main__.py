@@ -94,14 +94,11 @@ def _train(words: list[str]) -> int:
   name = words[0]
   try:
     experiments.check_name(name)
-  except types.ConfigError as error:
-    return _fail(f"seedx train: {error}")
-  importlib.import_module("seedx.app.cli.early").check(name, words[1:])
-  programs = importlib.import_module("seedx.app.cli.programs")
-  try:
+    importlib.import_module("seedx.app.cli.early").check(name, words[1:])
     module = experiments.load_module(name)
   except types.ConfigError as error:
-    return _fail(str(error))
+    return _fail(f"seedx train: {error}")
+  programs = importlib.import_module("seedx.app.cli.programs")
   return programs.main(
     module.EXPERIMENT, words[1:], module.__name__, f"seedx train {name}"
   )

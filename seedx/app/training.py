@@ -229,19 +229,11 @@ def train(
 
 def _with_fields(function: Callable[..., Any]) -> inspect.Signature:
   """Returns a signature with the fields of `Config` in place of `options`."""
-  defaults = Config()
   signature = inspect.signature(function)
   *own, _ = signature.parameters.values()
-  fields = [
-    inspect.Parameter(
-      name,
-      inspect.Parameter.KEYWORD_ONLY,
-      default=getattr(defaults, name),
-      annotation=field.type,
-    )
-    for name, field in Config.__dataclass_fields__.items()
-  ]
-  return signature.replace(parameters=[*own, *fields])
+  fields = inspect.signature(Config).parameters.values()
+  named = [x.replace(kind=inspect.Parameter.KEYWORD_ONLY) for x in fields]
+  return signature.replace(parameters=[*own, *named])
 
 
 train.__signature__ = _with_fields(train)  # type: ignore[attr-defined]

@@ -411,11 +411,9 @@ def _rows(
 
 def _channels_first(spec: dm_env.specs.Array, leaf: np.ndarray) -> np.ndarray:
   """Moves the channels of an image from the last axis, if they are there."""
-  if not types.is_image(spec) or leaf.shape[-3:] == spec.shape:
-    return leaf
-  if leaf.shape[-3:] != (*spec.shape[1:], spec.shape[0]):
-    return leaf
-  return np.moveaxis(leaf, -1, -3)
+  last, shape = (*spec.shape[1:], *spec.shape[:1]), leaf.shape[-3:]
+  is_last = types.is_image(spec) and shape == last != spec.shape
+  return np.moveaxis(leaf, -1, -3) if is_last else leaf
 
 
 def _plain(nest: types.Tree) -> types.Tree:
