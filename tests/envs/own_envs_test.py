@@ -959,7 +959,7 @@ def processes_that_send(*written, whole):
   [
     (b"R" + np.array([2, 2], np.int32).tobytes(), True),
     (b"R" + np.array([3], np.int32).tobytes(), True),
-    (b"D" + pickle.dumps((1, 2, 3)), True),
+    (b"D" + pickle.dumps((1, 2, 3, 4, 5)), True),
     (b"?", True),
     (b"\x7f\xff\xff\xffR", False),
     (b"", False),
