@@ -3,7 +3,8 @@
   seedx train examples/rnd.py --run-dir runs/rnd
 
 A network learns the outputs of a random one (arxiv.org/abs/1810.12894). Its
-relative error, which falls where the agent has been, is added to the rewards.
+relative error, which falls where the agent has been, is added to the rewards,
+and with them scaled by `reward_scale`. Observations are vectors `[..., D]`.
 """
 
 import dataclasses
@@ -18,9 +19,9 @@ from seedx.agents import base, ppo
 from seedx.pipelines import anakin
 
 
-class Error(nn.Module):
+class Novelty(nn.Module):
   @nn.compact
-  def __call__(self, seen):  # [..., D], gives relative errors [...].
+  def __call__(self, seen):
     a, b = (nn.Dense(32)(nn.relu(nn.Dense(64)(seen))) for _ in range(2))
     a = jax.lax.stop_gradient(a)  # The random network, which never changes.
     return jnp.sum((a - b) ** 2, -1) / (jnp.sum(a**2, -1) + 1e-3)
@@ -34,11 +35,11 @@ class State(base.AgentState):
 
 @dataclasses.dataclass(frozen=True)
 class Config(ppo.Config):
-  intrinsic_scale: float = types.setting(0.1, low=0.0)
+  intrinsic_scale: float = types.setting(0.1, low=0.0, changes="resume")
 
   def make(self, spec, axis_name=None, horizon=None):
     agent = super().make(spec, axis_name, horizon)
-    model, optimizer = Error(), optax.adam(1e-3)
+    model, optimizer = Novelty(), optax.adam(1e-3)
 
     def init(key):
       params = model.init(key, jnp.ones(spec.observation.shape))

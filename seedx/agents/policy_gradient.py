@@ -216,11 +216,17 @@ def differentiate(
     return jnp.sum(values * steps.weight), steps
 
   gradients, steps = blocks.gradient(total, state.params, batch, axes)
-  named = steps.diagnostics | {
+  named = {
     "loss_policy_gradient": steps.policy_gradient,
     "loss_value": steps.value,
     "entropy": -steps.entropy,
   }
+  if repeated := named.keys() & steps.diagnostics:
+    raise types.ConfigError(
+      "expected a loss whose diagnostics have names of their own, found"
+      f" {', '.join(sorted(repeated))}, which every loss has"
+    )
+  named |= steps.diagnostics
 
   def summed(values: jax.Array) -> jax.Array:
     return jnp.sum(values * steps.weight)

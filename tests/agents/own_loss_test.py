@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from seedx import types
 from seedx.agents import ppo
 from tests import conftest
 from tests.agents import ppo_agent_test
@@ -66,6 +67,19 @@ def test_an_inseparable_loss_gets_the_whole_minibatch():
     jax.eval_shape(agent.update, state, jax.random.key(0), unroll)
     assert expected <= shapes
     assert separable or shapes == expected
+
+
+def test_a_diagnostic_with_the_name_of_a_metric_is_refused():
+  def loss(*arguments):
+    steps = ppo.loss(*arguments)
+    return steps._replace(diagnostics={"entropy": steps.entropy})
+
+  spec = ppo_agent_test.VECTOR
+  agent = ppo.make(spec, ppo.Config(hidden_sizes=(8,)), loss)
+  state = jax.eval_shape(agent.init, jax.random.key(0))
+  unroll = ppo_agent_test.unroll_of()
+  with pytest.raises(types.ConfigError, match=r"of their own, found entropy"):
+    jax.eval_shape(agent.gradients, state, jax.random.key(0), unroll)
 
 
 @pytest.mark.slow

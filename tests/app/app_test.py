@@ -199,7 +199,7 @@ def test_load_restores_the_requested_checkpoint(tmp_path):
   best = checkpoints.ranked()[0]
   for which, expected in (
     (str(first), first),
-    (str(last), last),
+    (last, last),
     ("latest", last),
     ("best", best),
   ):
@@ -466,6 +466,7 @@ def test_help_lists_the_commands(monkeypatch, capsys):
   [
     ("fly", "join, certificates, found 'fly'"),
     ("train sarsa", "FILE.py or MODULE:EXPERIMENT, found 'sarsa'"),
+    ("train mine:OTHER", "MODULE:EXPERIMENT, found 'mine:OTHER'"),
     ("train a2c --epochs 3", "unrecognized arguments: --epochs"),
     ("evaluate", "expected RUN_DIR"),
     ("compare --experiments x", "found 'x'"),

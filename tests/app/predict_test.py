@@ -187,6 +187,7 @@ def test_a_wrong_argument_is_refused_in_one_line(arguments, message):
 def test_a_nest_or_a_state_that_does_not_fit_is_refused():
   for observation, message in (
     ({"place": np.zeros(2)}, "another nest"),
+    ({"place": np.zeros(3), "room": 1}, r"\(2,\) in its part \['place'\]"),
     ({"place": np.zeros((3, 2)), "room": 1}, "the same number"),
     ({"place": np.zeros((3, 2)), "room": np.ones(2, int)}, "the same number"),
   ):

@@ -224,7 +224,7 @@ def shipped() -> list[str]:
 
 def check_name(name: str) -> None:
   """Raises types.ConfigError for a name that `load_module` would not accept."""
-  if name in _shipped() or ":" in name or name.endswith(".py"):
+  if name in _shipped() or name.endswith((".py", f":{_ATTRIBUTE}")):
     return
   raise types.ConfigError(
     f"expected one of {', '.join(shipped())}, or your own as FILE.py or"

@@ -172,12 +172,16 @@ def _defaults(
   if resumed is not None:
     if not values["trust"]:
       own = [*names, "evaluate_env_options"]
-      given = command_line.read_some(asked, own, argv)
-      run_dirs.check_code(resumed, run_dir, own=given)
+      values = command_line.read_some(asked, own, argv)
+      run_dirs.check_code(resumed, run_dir, own=values)
     return run_dirs.restored(asked, resumed), []
   # Presets depend on these settings.
   names += ["presets", *(["recurrent"] if "recurrent" in settings else [])]
   values = command_line.read_some(asked, names, argv)
+  given = command_line.given(asked, argv)
+  if values["env"] != asked.run.env.env and "env_options" not in given:
+    # The default options are those of the default environment.
+    values["env_options"] = {}
   config = configs.replaced(asked, values).run
   config, applied = experiment.with_presets(config, agent, values["presets"])
   return dataclasses.replace(asked, run=config), applied

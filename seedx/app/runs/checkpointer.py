@@ -39,8 +39,8 @@ class Config:
       in GiB over all devices; a larger one is empty after a resume.
     keep_checkpoints: number of newest checkpoints that are kept, besides the
       best one.
-    keep_every_steps: env steps of which the first checkpoint is kept, too; 0
-      for none.
+    keep_every_steps: env steps after which a checkpoint is written that is
+      kept, too; 0 for none.
   """
 
   checkpoint_every_seconds: float = types.setting(
@@ -200,7 +200,7 @@ class Checkpointer:
     self._evaluation = evaluation
     # Held while a checkpoint is written.
     self._writing = threading.Lock()
-    self._saved_seconds = time.monotonic()
+    self._saved_seconds, self._saved_steps = time.monotonic(), 0
     self._reported_too_large = False
     self._thread: threading.Thread | None = None
     self._failure: BaseException | None = None
@@ -225,6 +225,7 @@ class Checkpointer:
       if damaged > env_steps:
         path = checkpoints.set_aside(damaged)
         print(f"checkpoint {damaged} was moved to {path}", file=sys.stderr)
+    self._saved_steps = env_steps
     if not self._restore_replay(env_steps):
       self._run.refill(env_steps)
     if self._evaluation is not None:
@@ -247,6 +248,8 @@ class Checkpointer:
       return
     self._rate()
     env_steps = self._run.acted.env_steps
+    if every := self._config.keep_every_steps:
+      saves |= env_steps // every > self._saved_steps // every
     evaluates = self._evaluation is not None and self._evaluation.due(env_steps)
     if not saves and not evaluates:
       return
@@ -385,6 +388,7 @@ class Checkpointer:
       saved = self._run.saved()
       fetch = replay.saved() if replay else None
     self._saved_seconds = time.monotonic()
+    self._saved_steps = self._run.acted.env_steps
     score = self._score()
     if evaluates:
       # Keeps the checkpoint until `_rate` scores it.

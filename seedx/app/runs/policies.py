@@ -217,7 +217,7 @@ class Policy:
 
 def load(
   run_dir: str | os.PathLike[str],
-  which: str = "latest",
+  which: str | int = "latest",
   config: process.Config | None = None,
   *,
   trust: bool = False,
@@ -265,7 +265,7 @@ def load(
   _check_seed_index(config, seed_index)
   env_steps, acting = checkpointer.first_whole(
     checkpoints,
-    lambda: checkpointer.chosen(checkpoints, which),
+    lambda: checkpointer.chosen(checkpoints, str(which)),
     lambda step: (
       _of_training(checkpoints, step, config, spec, seed_index)
       if seed_index
@@ -385,15 +385,16 @@ def _rows(
       f" found another nest: {' '.join(str(error).split())}"
     ) from error
   rows = set()
-  for i, spec in enumerate(jax.tree.leaves(specs)):
+  for i, (path, spec) in enumerate(jax.tree.leaves_with_path(specs)):
     leaf = leaves[i] = _channels_first(spec, leaves[i])
+    part = f" in its part {jax.tree_util.keystr(path)}" if path else ""
     shape = leaf.shape[max(leaf.ndim - len(spec.shape), 0) :]
     extra = leaf.ndim - len(spec.shape)
     fits = np.can_cast(leaf.dtype, spec.dtype, "same_kind")
     if extra not in (0, 1) or shape != spec.shape or not fits:
       raise types.ConfigError(
-        f"expected an observation of {_in_words(spec)}, or a batch of these,"
-        f" found {_in_words(leaf)}"
+        f"expected an observation of {_in_words(spec)}{part}, or a batch of"
+        f" these, found {_in_words(leaf)}"
       )
     rows.add(len(leaf) if extra else None)
   if len(rows) != 1:

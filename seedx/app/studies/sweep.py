@@ -98,7 +98,7 @@ class Options:
   seed: int = types.setting(0, low=0, high=2**29)
   seeds: int = types.setting(1, low=1, high=2**20)
   score: str = _RETURN
-  final_seeds: int = types.setting(3, low=1, high=2**20)
+  final_seeds: int = types.setting(3, low=0, high=2**20)
   trial_cpus: float = types.setting(1.0, low=0.0)
   trial_resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   ray_address: str = "local"
@@ -204,6 +204,8 @@ def _search(
   if any(x.error for x in best):
     print(f"all trials failed; their directories are in {run_dir}", flush=True)
     return 1
+  if not options.final_seeds:
+    return 1 if failed else 0
   first = options.seed + options.seeds
   seeds = range(first, first + options.final_seeds)
   final = {

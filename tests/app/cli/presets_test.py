@@ -8,6 +8,7 @@ import pytest
 
 from seedx import app, envs, types
 from seedx.agents import (
+  a2c,
   alphazero,
   critics,
   ddpg,
@@ -218,6 +219,18 @@ def test_minibatches_of_a_recurrent_agent_are_whole_unrolls(name, env):
   assert size % recurrent["minibatches"] == 0
   changed = {key for key in recurrent if recurrent[key] != plain[key]}
   assert changed <= {"minibatches", "recurrent"} and "recurrent" in changed
+
+
+def test_another_environment_does_not_get_the_options_of_the_default_one():
+  env = envs.Config("seedx:DeepSea", {"size": 5})
+  experiment = app.Experiment(sync.Config(env=env, agent=a2c.Config()))
+  for words, options in (
+    ("", {"size": 5}),
+    ("--env seedx:Catch", {}),
+    ("--env seedx:DeepSea --env-options size=4", {"size": 4}),
+  ):
+    asked, _ = programs.read(experiment, words.split(), __name__)
+    assert asked.run.env.env_options == options
 
 
 def read(name, words):

@@ -1,5 +1,6 @@
 """`--resume auto`, with which the same command begins and continues a run."""
 
+import numpy as np
 import pytest
 
 from experiments import a2c as a2c_experiment
@@ -9,7 +10,7 @@ from seedx.agents import a2c
 from seedx.app.runs import checkpointer, run_dirs
 from seedx.learning import learner
 from seedx.pipelines import sync
-from tests import programs
+from tests import programs, running
 
 compiled_once = programs.compiled_once
 
@@ -51,6 +52,17 @@ def test_the_same_command_begins_and_continues_a_run(tmp_path, capfd):
   assert "expected a run of ppo to --resume, found one of a2c" in error
   error = programs.refused(a2c_experiment, [*words, "--seed", "3"], capfd)
   assert "found another --seed" in error
+
+
+def test_a_checkpoint_is_written_after_every_number_of_env_steps(tmp_path):
+  process = running.Own(small()).process
+  config = checkpointer.Config(keep_checkpoints=1, keep_every_steps=50)
+  kept = checkpointer.Checkpointer(process, tmp_path, config, None)
+  for env_steps in (30, 30, 30, 60, 30):
+    process.acted.add(env_steps, np.full(1, np.nan), np.zeros(1))
+    kept.check()
+    kept.wait()
+  assert steps_of(tmp_path) == [60, 150]
 
 
 def test_a_run_without_a_checkpoint_begins_again(tmp_path, capfd):
