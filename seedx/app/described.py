@@ -40,18 +40,17 @@ def network(agent: base.Config, env: envs.Config) -> str:
     # A new lambda, since JAX does not trace the same function again.
     state = jax.eval_shape(lambda key: init(key), jax.random.key(0))
   sizes = [math.prod(x.shape) for x in jax.tree.leaves(state.params)]
-  words = ", ".join(layers.words)
-  number = f"{sum(sizes):,} parameters"
-  line = ": ".join(filter(None, ["network", words, number]))
+  words = [", ".join(layers.words)] if layers.words else []
+  line = ": ".join(["network", *words, f"{sum(sizes):,} parameters"])
   kernels = [x.shape for x in jax.tree.leaves(state.params) if x.ndim == 2]
   largest = max(kernels, key=math.prod, default=(0, 0))
-  if math.prod(largest) > _MAX_DENSE:
-    line += (
-      f"\na dense layer has {math.prod(largest):,} parameters, because it has"
-      f" {largest[0]:,} inputs; let the environment or an observation_transform"
-      " return smaller observations"
-    )
-  return line
+  if math.prod(largest) <= _MAX_DENSE:
+    return line
+  return (
+    f"{line}\na dense layer has {math.prod(largest):,} parameters, because it"
+    f" has {largest[0]:,} inputs; let the environment or an"
+    " observation_transform return smaller observations"
+  )
 
 
 def pictures(agent: base.Config, env: envs.Config) -> list[str]:

@@ -201,12 +201,10 @@ class Uniform:
 
 def check_share(share: types.Share) -> None:
   """Raises TypeError for anything but a share of unrolls, such as a dict."""
-  data = getattr(share, "data", share)
-  if not isinstance(share, types.Share) or not isinstance(data, types.Unroll):
+  if not isinstance(getattr(share, "data", None), types.Unroll):
     raise TypeError(
-      "expected types.Share(types.Unroll(...)), found"
-      f" {type(share).__name__}({type(data).__name__}); for single transitions,"
-      " use a library such as Flashbax"
+      f"expected types.Share(types.Unroll(...)), found {type(share).__name__};"
+      " for single transitions, use a library such as Flashbax"
     )
 
 

@@ -159,15 +159,9 @@ def test_the_car_is_as_fast_as_gymnasiums_at_any_place():
 
 def test_an_environment_is_made_by_its_name():
   assert isinstance(functional.make("CartPole-v1"), functional.CartPole)
-  made = functional.make("seedx:DeepSea", size=4)
-  of_config = functional.make(
-    envs.Config(env="seedx:DeepSea", env_options={"size": 4})
-  )
-  assert made.observation == of_config.observation
+  assert isinstance(functional.make("seedx:DeepSea"), functional.DeepSea)
   with pytest.raises(types.ConfigError, match="CartPole-v1"):
     functional.make("CartPole-v0")
-  with pytest.raises(TypeError, match="options in the config"):
-    functional.make(envs.Config(env="seedx:Catch"), size=4)
 
 
 def test_catch_equals_envpool():

@@ -3,7 +3,6 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from seedx import types
 from seedx.envs import config as env_config
@@ -77,16 +76,10 @@ ENVIRONMENTS: Mapping[str, Callable[..., Environment]] = {
 }
 
 
-def make(config: env_config.Config | str, **options: Any) -> Environment:
+def make(config: env_config.Config | str) -> Environment:
   """Makes an environment such as `seedx:DeepSea`, or the user's own.
 
-  >>> type(make("DeepSea", size=4)).__name__
-  'DeepSea'
-
-  Args:
-    config: config with the name and the options, or only the name, whose prefix
-      `seedx:` may be left out.
-    **options: options of the environment, besides a name.
+  A name, such as "DeepSea", stands for the environment without options.
 
   Raises:
     types.ConfigError: the name or an option is unknown, an option is out of its
@@ -95,9 +88,7 @@ def make(config: env_config.Config | str, **options: Any) -> Environment:
   prefix = env_config.SEEDX_PREFIX
   if isinstance(config, str):
     env = config if ":" in config else f"{prefix}{config}"
-    config = env_config.Config(env=env, env_options=options)
-  elif options:
-    raise TypeError(f"expected the options in the config, found also {options}")
+    config = env_config.Config(env)
   if config.env.startswith(env_config.JAX_PREFIX):
     return _from_factory(config)
   name = config.env.removeprefix(prefix)
