@@ -201,10 +201,11 @@ class Uniform:
 
 def check_share(share: types.Share) -> None:
   """Raises TypeError for anything but a share of unrolls, such as a dict."""
-  if not isinstance(getattr(share, "data", None), types.Unroll):
+  data = getattr(share, "data", share)
+  if not isinstance(data, types.Unroll):
     raise TypeError(
-      f"expected types.Share(types.Unroll(...)), found {type(share).__name__};"
-      " for single transitions, use a library such as Flashbax"
+      "expected types.Share of a types.Unroll, found"
+      f" {type(data).__name__}; Flashbax has replays of single transitions"
     )
 
 
