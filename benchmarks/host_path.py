@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       "expected --streams to be a multiple of --processes"
     )
   devices_lib.compute_on_own_threads()
-  acted = counters.Acted()
+  acted = counters.ActingCounts()
   devices = without_device_work(options, acted)
   threads = {
     name: threading.Thread(target=run, name=name, daemon=True)
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def without_device_work(
-  options: argparse.Namespace, acted: counters.Acted
+  options: argparse.Namespace, acted: counters.ActingCounts
 ) -> inference.Devices:
   """Returns an inference device whose programs compute nothing."""
   spec = actors.spec(_kind(options))
@@ -118,7 +118,7 @@ def _serving(
     address = options.address or f"unix:{os.path.join(folder, 'server')}"
     server = server_lib.Server(address, options.streams)
     service = inference_server.InferenceServer(
-      devices, seeds_lib.Seeds(0), counters.Acted()
+      devices, seeds_lib.Seeds(0), counters.ActingCounts()
     )
     service.bind(server)
     with server:
@@ -127,7 +127,7 @@ def _serving(
 
 def _print_costs(
   options: argparse.Namespace,
-  acted: counters.Acted,
+  acted: counters.ActingCounts,
   devices: inference.Devices,
 ) -> None:
   """Prints the CPU time of a message, in total and by thread."""

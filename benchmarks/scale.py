@@ -311,7 +311,7 @@ def _costs_of(units: int, seconds: float) -> tuple[int, list[Exchange]]:
         )
         address = server.receive()
         client = stack.enter_context(wire.Client(address))
-        fetched = parameters.Fetched(client, acting, device)
+        fetched = parameters.Copy(client, acting, device)
         costs.append(_timed(fetched.newest, seconds, server))
         fetched.close()
         shards = parameter_server.Client(params, num_shards=1)

@@ -117,7 +117,9 @@ def act(
   agent = vtrace.Config(hidden_sizes=hidden_sizes).make(
     spec, None, base.Horizon.of(10**9, 1)
   )
-  acting_devices = devices_of(agent, spec, number, rows, counters.Acted())
+  acting_devices = devices_of(
+    agent, spec, number, rows, counters.ActingCounts()
+  )
   for thread in acting_devices.threads.values():
     threading.Thread(target=thread, daemon=True).start()
   while not acting_devices.measure()[_WAIT]:  # It is compiling.
@@ -126,7 +128,7 @@ def act(
   server = server_lib.Server(asked.recv(), number)
   seeds = seeds_lib.Seeds(0)
   inference_server.InferenceServer(
-    acting_devices, seeds, counters.Acted()
+    acting_devices, seeds, counters.ActingCounts()
   ).bind(server)
   server.start()
   asked.send(server.address)
@@ -141,7 +143,7 @@ def devices_of(
   spec: types.EnvironmentSpec,
   number: int,
   rows: int,
-  acted: counters.Acted,
+  acted: counters.ActingCounts,
 ) -> inference.Devices:
   """Returns one inference device, whose parameters stay the same.
 

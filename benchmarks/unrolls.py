@@ -133,7 +133,7 @@ def _cost(
   server = unroll_server.UnrollServer(
     programs,
     config.actors,
-    counters.Acted(),
+    counters.ActingCounts(),
     seeds_lib.Seeds(0),
     config.env,
     newest=lambda: (acting, 0),

@@ -12,4 +12,6 @@ _package, _, _name = _module.rpartition(".")
 if (_option, _package) == ("-m", __name__):
   signals.exit_on_signals()
   output.outlive_readers()
-  importlib.import_module("seedx.app.cli.early").check(_name, sys.argv[1:])
+  importlib.import_module("seedx.app.cli.first_checks").check(
+    _name, sys.argv[1:]
+  )

@@ -94,7 +94,7 @@ def _train(words: list[str]) -> int:
   name = words[0]
   try:
     experiments.check_name(name)
-    importlib.import_module("seedx.app.cli.early").check(name, words[1:])
+    importlib.import_module("seedx.app.cli.first_checks").check(name, words[1:])
     module = experiments.load_module(name)
   except types.ConfigError as error:
     return _fail(f"seedx train: {error}")

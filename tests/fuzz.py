@@ -116,7 +116,7 @@ def bound(server):
   unrolls = unroll_server.UnrollServer(
     programs,
     protocol.Actors(256 // ENVS, ENVS),
-    counters.Acted(),
+    counters.ActingCounts(),
     seeds_lib.Seeds(0),
     CARTPOLE,
     newest=lambda: (jnp.float32(0), 7),
@@ -134,7 +134,7 @@ def bound(server):
 
   exploration = np.zeros(256, np.float32)
   connected = sessions.Sessions(
-    exploration, counters.Acted(), seeds_lib.Seeds(0), CARTPOLE
+    exploration, counters.ActingCounts(), seeds_lib.Seeds(0), CARTPOLE
   )
   reported = reports.Reports(
     connected,

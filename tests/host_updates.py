@@ -15,7 +15,7 @@ import numpy as np
 from seedx import sharding, signals, types
 from seedx.agents import ppo, sac
 from seedx.launch import hosts as launch_hosts
-from seedx.learning import experience, learner, together
+from seedx.learning import experience, learner, multihost
 from seedx.runtime import hosts
 
 HOSTS, CORES = 2, 2
@@ -87,7 +87,7 @@ def updated(name, index):
     batch_size=shared().BATCH,
   )
   source = experience.Once()
-  learning = together.Together(
+  learning = multihost.MultihostLearner(
     make(), config, source, shared().KEY, hosts=among
   )
   before = leaves(learning)

@@ -70,7 +70,7 @@ _SHARED = [
     (kind, "__init__", _made_once(kind.__init__))
     for kind in (
       updates.Whole,
-      updates.Accumulated,
+      updates.Accumulation,
       local_actor.Programs,
       evaluator.Evaluator,
     )

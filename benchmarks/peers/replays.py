@@ -128,7 +128,7 @@ def of_seedx(steps: int, is_prioritized: bool) -> Memory:
   state, number = memory.init(share), itertools.count()
   add = jax.jit(memory.add, donate_argnums=0)
   sample = jax.jit(memory.sample, static_argnums=2)
-  # `replayed.CoreReplay` also samples with keys of this kind.
+  # `replay_source.CoreReplay` also samples with keys of this kind.
   key = random_keys.unrolled(jax.random.key(0))
   keys = itertools.cycle([*jax.random.split(key)])
 

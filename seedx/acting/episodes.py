@@ -36,7 +36,7 @@ class Steps(NamedTuple):
   info: types.Tree = ()
 
 
-class Ended(NamedTuple):
+class Counts(NamedTuple):
   """Counts and returns of K steps of B environments.
 
   Attributes:
@@ -68,7 +68,7 @@ class Episodes:
     self._total[index] = 0
     self._length[index] = 0
 
-  def add(self, steps: Steps, index: np.ndarray | slice) -> Ended:
+  def add(self, steps: Steps, index: np.ndarray | slice) -> Counts:
     """Checks `[B, K]` steps and counts them; refused steps change nothing.
 
     Args:
@@ -77,7 +77,7 @@ class Episodes:
         steps are of all environments, in order.
 
     Raises:
-      wire.Refused: INVALID_ARGUMENT, a number is out of its range, or steps are
+      wire.Refusal: INVALID_ARGUMENT, a number is out of its range, or steps are
         out of order: each environment begins with a FIRST, and a FIRST follows
         each LAST and no other step.
     """
@@ -107,7 +107,7 @@ class Episodes:
     self._total[index] = total
     no_reset = ~first
     lengths = self._lengths(no_reset, returns, index)
-    return Ended(int(np.count_nonzero(no_reset)), returns, lengths)
+    return Counts(int(np.count_nonzero(no_reset)), returns, lengths)
 
   def _lengths(
     self, steps: np.ndarray, returns: np.ndarray, index: np.ndarray | slice

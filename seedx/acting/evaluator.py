@@ -37,7 +37,7 @@ class Config(playing.Config):
     types.check_range("num_episodes", self.num_episodes, 1, 2**20)
 
 
-class Played(NamedTuple):
+class Results(NamedTuple):
   """Results of one `play`.
 
   Attributes:
@@ -104,7 +104,7 @@ class Evaluator:
     seed: int,
     stop: threading.Event | None = None,
     env_steps: int | None = None,
-  ) -> Played:
+  ) -> Results:
     """Plays episodes, whose number in each environment is fixed.
 
     Counting the episodes that end first would favour short ones. Each `play`
@@ -213,9 +213,9 @@ class _Counts:
     self._steps[ended] = 0
     self._return[ended] = 0.0
 
-  def played(self) -> Played:
+  def played(self) -> Results:
     """Returns the episodes counted so far."""
-    return Played(
+    return Results(
       np.array(self._returns, np.float64),
       np.array(self._row, np.int64),
       self._env_steps,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import metrics, sharding, types, wire
-from seedx.acting import batcher, protocol, received, thin_actor, unroll_store
+from seedx.acting import batcher, decoder, protocol, thin_actor, unroll_store
 from seedx.acting import slots as slots_lib
 from seedx.agents import acting_step, base
 from seedx.on_cpu import random_keys
@@ -157,7 +157,7 @@ class Devices:
     agent: base.Agent,
     spec: types.EnvironmentSpec,
     actors: thin_actor.Config,
-    acted: counters.Acted,
+    acted: counters.ActingCounts,
     *,
     returns_are_sums: bool,
     period: int,
@@ -245,7 +245,7 @@ class Inference:
     sizes: Sizes,
     rng_key: jax.Array,
     layouts: tuple[wire.Layout, wire.Layout],
-    acted: counters.Acted,
+    acted: counters.ActingCounts,
     returns_are_sums: bool,
     newest: Newest,
     sink: Sink,
@@ -257,10 +257,10 @@ class Inference:
     self.slots = slots_lib.Slots(sizes.layout.num_slots)
     self.env = np.zeros(sizes.layout.num_slots, np.int32)
     inputs, self._outputs = layouts
-    self.received = received.Received(
+    self.received = decoder.Decoder(
       inputs, sizes.layout, sizes.reported, acted, returns_are_sums
     )
-    self.requests = batcher.Batcher[received.Message](
+    self.requests = batcher.Batcher[decoder.Message](
       target_rows=sizes.target_rows,
       max_rows=sizes.padded[-1],
       max_wait_seconds=sizes.max_wait_seconds,
@@ -357,7 +357,7 @@ class Inference:
     self.example()
 
   def _reply(
-    self, messages: Sequence[received.Message], actions: np.ndarray
+    self, messages: Sequence[decoder.Message], actions: np.ndarray
   ) -> None:
     replies = self._outputs.encode_all(actions, [x.rows for x in messages])
     for message, reply in zip(messages, replies, strict=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from seedx.acting import inference, protocol, received
+from seedx.acting import decoder, inference, protocol
 from seedx.acting import slots as slots_lib
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
@@ -23,7 +23,7 @@ class InferenceServer:
     self,
     acting: inference.Devices,
     seeds: seeds_lib.Seeds,
-    acted: counters.Acted,
+    acted: counters.ActingCounts,
   ) -> None:
     self._acting = acting
     self._seeds = seeds
@@ -38,7 +38,7 @@ class InferenceServer:
     """Leases n slots to an actor whose hello is `{"num_envs": n}`.
 
     Raises:
-      wire.Refused: the hello is malformed, or no device has n free slots.
+      wire.Refusal: the hello is malformed, or no device has n free slots.
     """
     devices = self._acting.devices
     num_envs = slots_lib.wanted(hello, devices[0].sizes.layout.num_slots)
@@ -77,10 +77,10 @@ class Session:
     """Takes the rows of a message; the inference device answers it."""
     with self._lock:
       if self._closed:
-        request.refuse(received.over())
+        request.refuse(decoder.over())
         return
       self._busy = True
-    message = received.Message(request, self._slots, self._finish)
+    message = decoder.Message(request, self._slots, self._finish)
     if not self._inference.requests.put(message):
       message.end()
 

@@ -267,7 +267,7 @@ class LocalActor:
     )
 
 
-class Unreported:
+class Backlog:
   """An actor's steps in N environments since its last report."""
 
   def __init__(self, num_envs: int, length: int, num_info: int = 0) -> None:

@@ -25,7 +25,7 @@ class Source:
     """Makes a source of what `newest` returns: parameters and their version."""
     self._newest = newest
     self._copying = threading.Lock()
-    self._copy: unroll_messages.Versioned | None = None
+    self._copy: unroll_messages.Snapshot | None = None
 
   def bind(self, server: server_lib.Server) -> None:
     """Binds the method `unroll_messages.PARAMETERS`."""
@@ -37,17 +37,17 @@ class Source:
       outputs=unroll_messages.parameters_layout(acting),
     )
 
-  def _versioned(self, nothing: types.Tree) -> unroll_messages.Versioned:
+  def _versioned(self, nothing: types.Tree) -> unroll_messages.Snapshot:
     del nothing
     with self._copying:
       acting, version = self._newest()
       if self._copy is None or self._copy.version != version:
         host = jax.tree.map(np.asarray, acting)
-        self._copy = unroll_messages.Versioned(np.int32(version), host)
+        self._copy = unroll_messages.Snapshot(np.int32(version), host)
       return self._copy
 
 
-class Fetched:
+class Copy:
   """A client's copy of a source's acting parameters.
 
   Attributes:
@@ -70,7 +70,7 @@ class Fetched:
     """
     self.device = device
     self._asked_seconds = 0.0
-    self._held: unroll_messages.Versioned | None = None
+    self._held: unroll_messages.Snapshot | None = None
     # The end of a stream shows whether the server is done or has died.
     self._exchange = client.exchange(
       unroll_messages.PARAMETERS,
@@ -80,7 +80,7 @@ class Fetched:
 
   def newest(
     self, version: int | None = None
-  ) -> unroll_messages.Versioned | None:
+  ) -> unroll_messages.Snapshot | None:
     """Returns the newest acting parameters.
 
     Args:
@@ -109,11 +109,11 @@ class Fetched:
     limit = self._asked_seconds + wire.SILENT_SECONDS / 4
     return time.monotonic() > limit
 
-  def _fetch(self) -> unroll_messages.Versioned | None:
+  def _fetch(self) -> unroll_messages.Snapshot | None:
     self._asked_seconds = time.monotonic()
     reply = self._exchange(())
     if reply is None:
       return None
     acting = jax.device_put(reply.acting, self.device)
-    self._held = unroll_messages.Versioned(np.int32(reply.version), acting)
+    self._held = unroll_messages.Snapshot(np.int32(reply.version), acting)
     return self._held

@@ -53,7 +53,7 @@ class Sessions:
   def __init__(
     self,
     exploration: np.ndarray,
-    acted: counters.Acted,
+    acted: counters.ActingCounts,
     seeds: seeds_lib.Seeds,
     env: envs.Config,
   ) -> None:
@@ -72,7 +72,7 @@ class Sessions:
     """Leases n slots to an actor whose hello is `{"num_envs": n}`.
 
     Raises:
-      wire.Refused: the hello is malformed, or fewer than n slots are free.
+      wire.Refusal: the hello is malformed, or fewer than n slots are free.
     """
     num_envs = slots_lib.wanted(hello, len(self._exploration))
     slots = self._slots.take(num_envs)
@@ -110,7 +110,7 @@ class Sessions:
       waits: shares of time, see `Session`.
 
     Raises:
-      wire.Refused: an environment is missing, a number is out of its range, or
+      wire.Refusal: an environment is missing, a number is out of its range, or
         steps are out of order; nothing is counted.
     """
     check_rows(session, len(steps.step_type))
@@ -134,7 +134,7 @@ class Sessions:
 
 
 def check_rows(session: Session, rows: int) -> None:
-  """Raises wire.Refused unless a message has a row for each environment."""
+  """Raises wire.Refusal unless a message has a row for each environment."""
   num_envs = len(session.slots)
   if rows != num_envs:
     raise wire.invalid(

@@ -26,11 +26,11 @@ class Slots:
     """Leases `[count]` int32 slots.
 
     Raises:
-      wire.Refused: RESOURCE_EXHAUSTED, fewer slots are free.
+      wire.Refusal: RESOURCE_EXHAUSTED, fewer slots are free.
     """
     with self._lock:
       if count > len(self._free):
-        raise wire.Refused(
+        raise wire.Refusal(
           wire.StatusCode.RESOURCE_EXHAUSTED,
           f"expected at most {len(self._free)} environments, the number of"
           f" slots that are free now, found {count}",
@@ -48,7 +48,7 @@ def wanted(hello: Mapping[str, Any], maximum: int) -> int:
   """Returns the number of environments in a hello of `{"num_envs": n}`.
 
   Raises:
-    wire.Refused: the hello is malformed, or n is larger than `maximum`.
+    wire.Refusal: the hello is malformed, or n is larger than `maximum`.
   """
   num_envs = hello.get("num_envs")
   if type(num_envs) is not int or num_envs < 1:
@@ -56,7 +56,7 @@ def wanted(hello: Mapping[str, Any], maximum: int) -> int:
       "num_envs of at least 1 in the hello", f"{num_envs!r:.80}"
     )
   if num_envs > maximum:
-    raise wire.Refused(
+    raise wire.Refusal(
       wire.StatusCode.FAILED_PRECONDITION,
       f"expected an actor with at most {maximum} environments, found"
       f" {num_envs}",

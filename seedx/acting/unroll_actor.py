@@ -8,12 +8,7 @@ import jax
 import numpy as np
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import (
-  local_actor,
-  parameters,
-  protocol,
-  unroll_messages,
-)
+from seedx.acting import local_actor, parameters, protocol, unroll_messages
 from seedx.agents import base
 
 _WAIT_LEARNER = "learner"
@@ -66,7 +61,7 @@ def run(work: Work, stop: threading.Event) -> None:
   programs.priorities(acting, unroll)
 
   def session(client: wire.Client) -> None:
-    fetched = parameters.Fetched(client, acting, device)
+    fetched = parameters.Copy(client, acting, device)
     with contextlib.closing(fetched):
       _act(work, programs, client, fetched, stop)
 
@@ -77,7 +72,7 @@ def _act(
   work: Work,
   programs: local_actor.Programs,
   client: wire.Client,
-  fetched: parameters.Fetched,
+  fetched: parameters.Copy,
   stop: threading.Event,
 ) -> None:
   """Acts for one session: sends unrolls, and fetches parameters in between."""
@@ -133,7 +128,7 @@ class _Messages:
   ) -> None:
     self._programs = programs
     self._waits = waits
-    self._unreported = local_actor.Unreported(
+    self._unreported = local_actor.Backlog(
       programs.layout.num_slots,
       programs.layout.length,
       len(programs.spec.log_info),

@@ -4,7 +4,7 @@ An unroll actor opens the stream `EXPERIENCE` with the hello of a thin actor,
 see `protocol`. The welcome also has the `exploration` of its environments. The
 actor sends `Experience`. The reply has the version of the newest parameters,
 and comes when the learner has taken the unrolls. On the stream `PARAMETERS`, an
-empty request is answered with `Versioned`.
+empty request is answered with `Snapshot`.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Experience(NamedTuple):
   info: types.Tree = ()
 
 
-class Versioned(NamedTuple):
+class Snapshot(NamedTuple):
   """Acting parameters and their version.
 
   Attributes:
@@ -111,5 +111,5 @@ def experience_layout(
 
 def parameters_layout(acting: types.Tree) -> wire.Layout:
   """Returns the layout of parameters with these shapes and dtypes."""
-  versioned = Versioned(np.zeros((), np.int32), acting)
+  versioned = Snapshot(np.zeros((), np.int32), acting)
   return wire.Layout.of(wire.once(versioned), 1)

@@ -39,7 +39,7 @@ class UnrollServer:
     self,
     programs: local_actor.Programs,
     actors: protocol.Actors,
-    acted: counters.Acted,
+    acted: counters.ActingCounts,
     seeds: seeds_lib.Seeds,
     env: envs.Config,
     newest: Callable[[], tuple[types.Tree, int]],
@@ -101,7 +101,7 @@ class UnrollServer:
     `exploration` is the `[S]` values in the actor's welcome.
 
     Raises:
-      wire.Refused: INVALID_ARGUMENT, a number is out of its range.
+      wire.Refusal: INVALID_ARGUMENT, a number is out of its range.
     """
     unroll = experience.unroll
     wire.check_finite("unrolls", unroll)
@@ -129,7 +129,7 @@ class UnrollServer:
     Origins are `env`, `[S]`, and one `number` for all, see `types.Share`.
 
     Raises:
-      wire.Refused: CANCELLED, the run is over.
+      wire.Refusal: CANCELLED, the run is over.
     """
     with self._filling:
       origin = self._programs.agent.needs.origin(env, number)
@@ -138,7 +138,7 @@ class UnrollServer:
       )
       for share in shares:
         if not self._sink(share):
-          raise wire.Refused(wire.StatusCode.CANCELLED, "this run is over")
+          raise wire.Refusal(wire.StatusCode.CANCELLED, "this run is over")
     return np.int32(self._newest()[1])
 
   def _open(self, hello: Mapping[str, Any]) -> "_Session":
@@ -171,7 +171,7 @@ class _Session:
     """Takes unrolls of all environments, and returns the newest version.
 
     Raises:
-      wire.Refused: an environment is missing, unrolls do not continue the
+      wire.Refusal: an environment is missing, unrolls do not continue the
         previous ones, a number is out of its range, or the run is over.
     """
     self._count(inputs)
@@ -205,7 +205,7 @@ class _Session:
     """Returns the index of the first time step that was not sent before.
 
     Raises:
-      wire.Refused: INVALID_ARGUMENT, steps that were sent before have changed.
+      wire.Refusal: INVALID_ARGUMENT, steps that were sent before have changed.
     """
     if self._overlap is None:
       return 0

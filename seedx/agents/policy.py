@@ -22,7 +22,7 @@ class Extras(NamedTuple):
   log_prob: jax.Array
 
 
-class Evaluated(NamedTuple):
+class StepEvaluation(NamedTuple):
   """The evaluation of T steps with given parameters.
 
   Attributes:
@@ -48,7 +48,7 @@ class Evaluation(NamedTuple):
     step_type: `[T + 1, B]` int32.
     reward: `[T + 1, B]`, normalized, scaled and clipped.
     discount: `[T + 1, B]`, the environment's discount times gamma.
-    policy: `[T, B, ...]`, see `Evaluated`.
+    policy: `[T, B, ...]`, see `StepEvaluation`.
   """
 
   values: jax.Array
@@ -65,9 +65,11 @@ class Evaluation(NamedTuple):
     return self[:-1]
 
   @property
-  def steps(self) -> Evaluated:
+  def steps(self) -> StepEvaluation:
     """The T steps, without the last time step."""
-    return Evaluated(self.values[:-1], self.log_prob, self.entropy, self.policy)
+    return StepEvaluation(
+      self.values[:-1], self.log_prob, self.entropy, self.policy
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,12 +197,12 @@ class Policy:
     inputs: types.Inputs,
     action: jax.Array,
     core_state: types.Tree,
-  ) -> Evaluated:
+  ) -> StepEvaluation:
     """Evaluates T steps `[T, B, ...]`; `core_state` is the network's."""
     output = self.model.unroll(variables, inputs, core_state)
     policy = self._policy(output)
     distribution = policy.distribution
-    return Evaluated(
+    return StepEvaluation(
       values=output.head.value,
       log_prob=distribution.log_prob(action),
       entropy=distribution.entropy(),

@@ -102,7 +102,7 @@ class Entries(NamedTuple):
   action: jax.Array
   core_state: types.Tree
   behaviour_log_prob: jax.Array
-  before: policy_lib.Evaluated
+  before: policy_lib.StepEvaluation
   advantage: jax.Array
   weight: jax.Array
 
@@ -139,7 +139,7 @@ class Loss(Protocol):
 
   def __call__(
     self,
-    evaluated: policy_lib.Evaluated,
+    evaluated: policy_lib.StepEvaluation,
     minibatch: Minibatch,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
@@ -203,7 +203,7 @@ def make(
 
 
 def loss(
-  evaluated: policy_lib.Evaluated,
+  evaluated: policy_lib.StepEvaluation,
   minibatch: Minibatch,
   hyperparameters: Mapping[str, jax.Array],
   *,

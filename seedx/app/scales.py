@@ -20,7 +20,7 @@ class Check:
   """
 
   def __init__(
-    self, agent: Any, env: envs.Config, acted: counters.Acted
+    self, agent: Any, env: envs.Config, acted: counters.ActingCounts
   ) -> None:
     """Stores what the returns are compared with.
 

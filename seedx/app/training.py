@@ -18,9 +18,9 @@ import numpy as np
 from seedx import checkpoint, envs, metrics, signals, types, wire
 from seedx import files as files_lib
 from seedx.app import (
-  described,
+  cluster_learner,
+  descriptions,
   devices,
-  elsewhere,
   plot,
   profiling,
   scales,
@@ -332,7 +332,7 @@ def _on_cluster(
   with _open(work.files, work.record) as run_dir:
     pass  # Makes and checks the directory; the learner locks it where it runs.
   there = functools.partial(_run_there, work)
-  return elsewhere.run(there, launching, run_dir, resumes, stop, ending)
+  return cluster_learner.run(there, launching, run_dir, resumes, stop, ending)
 
 
 def _run_there(
@@ -342,7 +342,7 @@ def _run_there(
   stop: threading.Event,
   ending: signals.Ending,
 ) -> Run:
-  """Trains on this machine of a cluster; see `elsewhere.run`."""
+  """Trains on this machine of a cluster; see `cluster_learner.run`."""
   files = dataclasses.replace(
     work.files,
     run_dir="" if resumes else str(run_dir),
@@ -528,7 +528,7 @@ def _trainer(
 
 def _warm(
   config: process.Config, files: Config, record: run_dirs.Config
-) -> tuple[warm_start.Taken | None, run_dirs.Config]:
+) -> tuple[warm_start.Origin | None, run_dirs.Config]:
   """Returns what a run begins with, and its record with the origin.
 
   A resumed run keeps its origin, and takes nothing.
@@ -542,7 +542,7 @@ def _warm(
   return taken, dataclasses.replace(record, init_from=origin)
 
 
-def _begin(trainer: process.Process, taken: warm_start.Taken) -> None:
+def _begin(trainer: process.Process, taken: warm_start.Origin) -> None:
   """Replaces the initial parameters of a run."""
   if trainer.begin is None:
     raise types.ConfigError(
@@ -592,7 +592,7 @@ def _introduce(
 
 def _introduce_network(
   config: process.Config,
-  taken: warm_start.Taken | None,
+  taken: warm_start.Origin | None,
   presets: Sequence[str],
 ) -> None:
   """Prints lines about rewards, unclear settings, and the network."""
@@ -600,9 +600,9 @@ def _introduce_network(
   # A preset's line has the scale already.
   if not any(" reward_scale " in line for line in presets):
     lines += filter(None, [scales.scaled(config.agent)])
-  lines += described.pictures(config.agent, config.env)
-  lines += described.doubts(config.agent, config.env)
-  lines.append(described.network(config.agent, config.env))
+  lines += descriptions.pictures(config.agent, config.env)
+  lines += descriptions.doubts(config.agent, config.env)
+  lines.append(descriptions.network(config.agent, config.env))
   lines += [] if taken is None else [taken.words]
   with contextlib.suppress(OSError):  # stderr may be on a full disk.
     print(*lines, sep="\n", file=sys.stderr, flush=True)
@@ -626,7 +626,7 @@ def _check(
 
 
 def _is_solved(
-  acted: counters.Acted,
+  acted: counters.ActingCounts,
   evaluation: evaluations.Periodic | None,
   stop_at: float,
 ) -> bool:

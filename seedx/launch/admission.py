@@ -57,7 +57,7 @@ class Addresses:
     """Takes a free number for a joining process that listens at `address`.
 
     Raises:
-      wire.Refused: the address is missing, malformed, insecure, or not among
+      wire.Refusal: the address is missing, malformed, insecure, or not among
         the fixed ones; or all numbers are taken.
     """
     with self._lock:
@@ -78,7 +78,7 @@ class Addresses:
       same = [k for k in free if self._addresses[k] == address]
       fits = same if self._fixed else same or free
       if not fits:
-        raise wire.Refused(
+        raise wire.Refusal(
           wire.StatusCode.RESOURCE_EXHAUSTED,
           f"expected at most {len(self._held)} processes of this role, each"
           f" at an address of its own, found another one at {address}",
@@ -96,12 +96,12 @@ class Addresses:
     """Returns the addresses in order.
 
     Raises:
-      wire.Refused: UNAVAILABLE, not all processes have joined yet.
+      wire.Refusal: UNAVAILABLE, not all processes have joined yet.
     """
     with self._lock:
       addresses = [address for address in self._addresses if address]
     if len(addresses) < len(self._addresses):
-      raise wire.Refused(
+      raise wire.Refusal(
         wire.StatusCode.UNAVAILABLE,
         f"waiting for servers: {len(addresses)} of {len(self._addresses)} have"
         " joined",
@@ -148,11 +148,11 @@ class Roles:
     """Assigns a role to a process that joins.
 
     Raises:
-      wire.Refused: the process does not fit this run.
+      wire.Refusal: the process does not fit this run.
     """
     try:
       return self._open(joining.read(joining.Hello, hello))
-    except wire.Refused as refused:
+    except wire.Refusal as refused:
       if refused.code is wire.StatusCode.FAILED_PRECONDITION:
         self._report(
           f"refused a process that wanted to join: {refused.message}"

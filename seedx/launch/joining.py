@@ -194,7 +194,7 @@ def _accepted(welcome: Mapping[str, Any], hello: Hello) -> Welcome:
           " may run code that the learner names",
           "it there only",
         )
-  except wire.Refused as refused:
+  except wire.Refusal as refused:
     raise wire.WireError(refused.code, refused.message) from None
   return assignment
 
@@ -203,7 +203,7 @@ def read(kind: type[M], content: Mapping[str, Any]) -> M:
   """Makes a message from the JSON that a peer sent.
 
   Raises:
-    wire.Refused: a field is missing or has a wrong type.
+    wire.Refusal: a field is missing or has a wrong type.
   """
   fields = {field.name: field.type for field in dataclasses.fields(kind)}
   for name, hint in fields.items():
@@ -216,7 +216,7 @@ def read(kind: type[M], content: Mapping[str, Any]) -> M:
 
 
 def check_version(version: str) -> None:
-  """Raises wire.Refused unless a peer's version of seedx is this one."""
+  """Raises wire.Refusal unless a peer's version of seedx is this one."""
   if version != seedx.__version__:
     raise wire.does_not_fit(
       f"seedx {seedx.__version__} at both ends", f"{version:.80}"

@@ -13,10 +13,16 @@ import numpy as np
 from seedx import metrics, sharding, types
 from seedx import replay as replay_lib
 from seedx.agents import base
-from seedx.learning import blocking, experience, pending, replayed, updates
+from seedx.learning import (
+  blocking,
+  experience,
+  pending,
+  publication,
+  replay_source,
+  updates,
+)
 from seedx.learning import inbox as inbox_lib
 from seedx.learning import plan as plan_lib
-from seedx.learning import published as published_lib
 from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
 
@@ -218,9 +224,9 @@ class Learner:
     self._update: updates.Program = (
       updates.Whole(on_core, self._mesh)
       if micro_batches == 1
-      else updates.Accumulated(on_core, self._mesh, micro_batches)
+      else updates.Accumulation(on_core, self._mesh, micro_batches)
     )
-    self._skipped = counters.Skipped()
+    self._skipped = counters.SkippedUpdates()
     # Number of updates for which no host had a batch, see `together`.
     self._idle = 0
     self._pending: list[pending.Update] = []
@@ -235,7 +241,7 @@ class Learner:
       self.cores,
       config.queue_capacity if isinstance(config, InboxConfig) else 1,
     )
-    self._published = published_lib.Published(acting_on or self.cores[:1])
+    self._published = publication.Publication(acting_on or self.cores[:1])
     self.blocking = blocking.Blocking(
       self.cores, acting_on or (), micro_batches, self._is_updating
     )
@@ -352,10 +358,10 @@ class Learner:
     return self._acting(self.state)
 
   @property
-  def replay(self) -> replayed.Replayed | None:
+  def replay(self) -> replay_source.ReplaySource | None:
     """The replay that a checkpoint saves, if the agent learns from one."""
     source = self._source
-    return source if isinstance(source, replayed.Replayed) else None
+    return source if isinstance(source, replay_source.ReplaySource) else None
 
   def policy(self, saved: types.Tree) -> types.Tree:
     """Computes acting parameters from the saved parts of a process."""
@@ -487,7 +493,7 @@ class Learner:
     batch = sharding.assemble(parts, self._mesh, specs)
     return updates.Inputs(np.int32(self.version), self._rng_key, batch)
 
-  # `together.Together`, which learns with other hosts, overrides these methods.
+  # `multihost.MultihostLearner` overrides these methods.
 
   def _all_cores(self, config: Config) -> Sequence[jax.Device]:
     return self.cores

@@ -8,7 +8,7 @@ import jax
 
 from seedx import sharding, types
 from seedx.agents import base
-from seedx.learning import learner, together
+from seedx.learning import learner, multihost
 from seedx.learning import plan as plan_lib
 from seedx.runtime import counters, process
 
@@ -37,7 +37,7 @@ def of(
   config: Config,
   spec: types.EnvironmentSpec,
   context: process.Context,
-  acted: counters.Acted,
+  acted: counters.ActingCounts,
   acting_on: Sequence[jax.Device] = (),
 ) -> learner.Learner:
   """Makes the learner of this process.
@@ -58,7 +58,7 @@ def of(
   source = config.plan.source(agent, cores, keys.replay, acted)
   kind: Callable[..., learner.Learner] = learner.Learner
   if context.hosts.count > 1:
-    kind = functools.partial(together.Together, hosts=context.hosts)
+    kind = functools.partial(multihost.MultihostLearner, hosts=context.hosts)
   return kind(
     agent,
     config.learner,

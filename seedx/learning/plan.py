@@ -9,7 +9,7 @@ import jax
 from seedx import replay as replay_lib
 from seedx import types
 from seedx.agents import base
-from seedx.learning import experience, replayed
+from seedx.learning import experience, replay_source
 from seedx.runtime import counters
 
 
@@ -121,7 +121,7 @@ class Plan:
 
   def replay_of_core(
     self, agent: base.Agent, cores: int
-  ) -> replayed.CoreReplay:
+  ) -> replay_source.CoreReplay:
     """Makes the replay of one of this process's `cores` learner cores."""
     needs, of_run = agent.needs, self.replay
     assert of_run is not None and needs.window is not None
@@ -136,7 +136,7 @@ class Plan:
       period=None if self.num_envs and cores > 1 else self.unroll_length,
       streams=self.num_envs // self.processes,
     )
-    return replayed.CoreReplay(
+    return replay_source.CoreReplay(
       memory,
       needs,
       of_process.replay_batch_size // cores,
@@ -148,7 +148,7 @@ class Plan:
     agent: base.Agent,
     cores: Sequence[jax.Device],
     rng_key: jax.Array,
-    acted: counters.Acted | None = None,
+    acted: counters.ActingCounts | None = None,
   ) -> experience.Experience:
     """Makes the source of the agent's batches.
 
@@ -166,7 +166,7 @@ class Plan:
     count_steps = None
     if acted is not None:
       count_steps = functools.partial(self._steps_of_process, acted)
-    return replayed.Replayed(
+    return replay_source.ReplaySource(
       self.replay_of_core(agent, len(cores)),
       self.replay.divided(self.processes),
       self.unroll_length,
@@ -175,7 +175,7 @@ class Plan:
       count_steps,
     )
 
-  def _steps_of_process(self, acted: counters.Acted) -> int:
+  def _steps_of_process(self, acted: counters.ActingCounts) -> int:
     return acted.env_steps // self.processes
 
   def _check_minibatches(self, needs: base.Needs) -> None:

@@ -24,7 +24,7 @@ class Shared:
   def __init__(
     self, agent: base.Agent, state: base.AgentState, device: jax.Device
   ) -> None:
-    self.learned = counters.Learned()
+    self.learned = counters.Progress()
     self._agent = agent
     self._compute = jax.jit(functools.partial(updates.compute_gradients, agent))
     self._apply = jax.jit(functools.partial(updates.apply_gradients, agent))

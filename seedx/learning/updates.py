@@ -268,7 +268,7 @@ class Whole:
     self._update.lower(state, inputs).compile()
 
 
-class Accumulated:
+class Accumulation:
   """Program that applies the mean of the micro-batches' gradients.
 
   The mean is weighted by `LossOutput.weight`.

@@ -7,7 +7,7 @@ import dm_env
 import jax
 import jax.numpy as jnp
 
-from seedx.losses import late, streams
+from seedx.losses import lazy_rlax, streams
 from seedx.losses.q_learning import QLearningLoss
 
 
@@ -189,7 +189,9 @@ def projected_returns(
   The `[T, Z]` probabilities p of the atoms z, `[Z]`, are those of the steps
   from which the returns bootstrap.
   """
-  project = jax.vmap(late.rlax().categorical_l2_project, in_axes=(0, 0, None))
+  project = jax.vmap(
+    lazy_rlax.rlax().categorical_l2_project, in_axes=(0, 0, None)
+  )
   shifted = ends.reward[:, None] + ends.discount[:, None] * atoms
   return jax.lax.stop_gradient(project(shifted, probabilities, atoms))
 

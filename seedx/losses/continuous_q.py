@@ -11,7 +11,7 @@ import dm_env
 import jax
 import jax.numpy as jnp
 
-from seedx.losses import categorical, late, streams
+from seedx.losses import categorical, lazy_rlax, streams
 from seedx.losses.q_learning import QLearningLoss
 
 
@@ -92,7 +92,7 @@ def clipped_double_q_learning(
     values = values + entropy_bonus
   steps = streams.transitions(step_type, reward, discount, values)
   returns = jax.lax.stop_gradient(
-    late.rlax().n_step_bootstrapped_returns(
+    lazy_rlax.rlax().n_step_bootstrapped_returns(
       steps.reward_t, steps.discount_t, values[1:], n
     )
   )
@@ -216,7 +216,7 @@ def deterministic_policy_gradient(
     # RLax would clip the norm.
     action_gradient = jnp.clip(action_gradient, -gradient_clip, gradient_clip)
   weight = _weight(step_type)
-  per_dimension = jax.vmap(late.rlax().dpg_loss)(action, action_gradient)
+  per_dimension = jax.vmap(lazy_rlax.rlax().dpg_loss)(action, action_gradient)
   return ActorLoss(weight * jnp.sum(per_dimension, axis=-1), weight)
 
 

@@ -6,7 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from seedx.losses import late, streams
+from seedx.losses import lazy_rlax, streams
 
 
 class QLearningLoss(NamedTuple):
@@ -94,7 +94,7 @@ def q_learning(
   chex.assert_shape(action, (length,), custom_message="action")
   if n < 1:
     raise ValueError(f"expected n of at least 1, found {n}")
-  rlax = late.rlax()
+  rlax = lazy_rlax.rlax()
   pair = rlax.SIGNED_HYPERBOLIC_PAIR if rescale else rlax.IDENTITY_PAIR
   best = jnp.argmax(q_values if double else target_q_values, axis=-1)
   values = jnp.take_along_axis(target_q_values, best[:, None], axis=-1)[:, 0]

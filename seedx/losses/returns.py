@@ -12,7 +12,7 @@ and the advantage is 0; see `streams.transitions`.
 
 import jax
 
-from seedx.losses import late, streams
+from seedx.losses import lazy_rlax, streams
 
 
 @streams.in_float32
@@ -47,7 +47,7 @@ def n_step_returns(
   if n < 1:
     raise ValueError(f"expected n of at least 1, found {n}")
   steps = streams.transitions(step_type, reward, discount, values)
-  return late.rlax().n_step_bootstrapped_returns(
+  return lazy_rlax.rlax().n_step_bootstrapped_returns(
     steps.reward_t, steps.discount_t, values[1:], n
   )
 
@@ -80,7 +80,7 @@ def lambda_returns(
   [3.5, 6.0]
   """
   steps = streams.transitions(step_type, reward, discount, values)
-  return late.rlax().lambda_returns(
+  return lazy_rlax.rlax().lambda_returns(
     steps.reward_t, steps.discount_t, values[1:], 1.0 * lambda_
   )
 
@@ -114,6 +114,6 @@ def gae(
   [2.5, 2.0]
   """
   steps = streams.transitions(step_type, reward, discount, values)
-  return late.rlax().truncated_generalized_advantage_estimation(
+  return lazy_rlax.rlax().truncated_generalized_advantage_estimation(
     steps.reward_t, steps.discount_t, lambda_, values
   )

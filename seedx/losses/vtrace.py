@@ -4,7 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from seedx.losses import late, streams
+from seedx.losses import lazy_rlax, streams
 
 # A weight above its threshold only by rounding does not count as clipped.
 _CLIPPED = 1.001
@@ -73,7 +73,7 @@ def vtrace(
   steps = streams.transitions(step_type, reward, discount, values)
   log_ratio = streams.log_ratio(log_prob, behaviour_log_prob)
   ratio = jnp.exp(log_ratio)
-  estimates = late.rlax().vtrace_td_error_and_advantage(
+  estimates = lazy_rlax.rlax().vtrace_td_error_and_advantage(
     v_tm1=values[:-1],
     v_t=values[1:],
     r_t=steps.reward_t,

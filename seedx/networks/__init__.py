@@ -14,13 +14,7 @@ from seedx.networks.heads import (
   QHead,
 )
 from seedx.networks.lstm import LSTM
-from seedx.networks.network import (
-  Core,
-  CoreState,
-  Network,
-  Tower,
-  steps_at,
-)
+from seedx.networks.network import Core, CoreState, Network, Tower, steps_at
 from seedx.networks.noisy import NOISE, NoisyDense
 from seedx.networks.torsos import (
   ACTIVATIONS,

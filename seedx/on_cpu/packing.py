@@ -37,7 +37,7 @@ class _Layout:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Packed:
+class PackedNest:
   """A pytree with the content of a `[rows..., ...]` nest in a few arrays.
 
   Indexing the row axes of its arrays indexes the rows of the nest:
@@ -55,7 +55,7 @@ class Packed:
   layout: _Layout = dataclasses.field(metadata={"static": True})
 
 
-def pack(nest: types.Tree, row_axes: int) -> Packed:
+def pack(nest: types.Tree, row_axes: int) -> PackedNest:
   """Packs a nest of `[rows..., ...]` with at least one small leaf.
 
   The first `row_axes` axes of each leaf are rows.
@@ -73,12 +73,12 @@ def pack(nest: types.Tree, row_axes: int) -> Packed:
       small.append(_to_words(leaf).reshape(*rows, -1))
     else:
       others.append(leaf)
-  return Packed(
+  return PackedNest(
     jnp.concatenate(small, axis=-1), tuple(others), _Layout(structure, shapes)
   )
 
 
-def unpack(packed: Packed) -> types.Tree:
+def unpack(packed: PackedNest) -> types.Tree:
   """Returns the nest that was packed, with the same bits."""
   words, others, rows = packed.words, iter(packed.others), packed.words.shape
   leaves, start = [], 0

@@ -135,7 +135,7 @@ class _Team:
       return
     act_key, learn_key = jax.random.split(self._keys[worker])
     actor = self._make_actor(worker, act_key)
-    played = counters.Played(self.acted, self._reported[worker])
+    played = counters.LocalEnvironments(self.acted, self._reported[worker])
     try:
       state, version = self.shared.newest()
       acting = self.acting(state)

@@ -122,12 +122,14 @@ def _steps(
   start: Callable[[], local_actor.LocalActor],
   programs: local_actor.Programs,
   learning: learner_lib.Learner,
-  acted: counters.Acted,
+  acted: counters.ActingCounts,
   waits: metrics.Waits,
 ) -> Iterator[None]:
   """Trains; yields after each step of all environments."""
   exploration = learning.agent.exploration(programs.layout.num_slots)
-  played = counters.Played(acted, counters.explores_least(exploration))
+  played = counters.LocalEnvironments(
+    acted, counters.explores_least(exploration)
+  )
   with contextlib.closing(start()) as actor:
     acting, version = learning.newest()
     while not acted.is_done:

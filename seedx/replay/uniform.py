@@ -28,7 +28,7 @@ class State(NamedTuple):
     core_state: `[capacity, ...]`, core states before the unrolls.
   """
 
-  steps: packing.Packed
+  steps: packing.PackedNest
   book: rows_lib.Book
   core_state: types.Tree
 
@@ -209,7 +209,7 @@ def check_share(share: types.Share) -> None:
     )
 
 
-def _packed(unrolls: types.Unroll) -> tuple[packing.Packed, types.Tree]:
+def _packed(unrolls: types.Unroll) -> tuple[packing.PackedNest, types.Tree]:
   """Returns the steps `[L, S, ...]`, packed, and the core states."""
   steps = packing.pack(unrolls._replace(core_state=()), row_axes=2)
   return steps, unrolls.core_state

@@ -13,7 +13,7 @@ from seedx import metrics, signals, types
 from seedx.runtime import wall_clock as wall_clock_lib
 
 
-class Acted:
+class ActingCounts:
   """Counts of env steps and episodes; any thread may add to them.
 
   Attributes:
@@ -174,7 +174,7 @@ class Environments:
   """Counter of the experience of some environments, such as an actor's."""
 
   def __init__(
-    self, acted: Acted, rounds: "_Rounds", reported: np.ndarray
+    self, acted: ActingCounts, rounds: "_Rounds", reported: np.ndarray
   ) -> None:
     self._acted = acted
     self._rounds = rounds
@@ -195,15 +195,15 @@ class Environments:
     lengths: np.ndarray,
     info: types.Tree = (),
   ) -> None:
-    """Counts experience, see `Acted.add`.
+    """Counts experience, see `ActingCounts.add`.
 
     Args:
       env_steps: number of new env steps, summed over these environments.
       index: `[B]` numbers, or a slice: the environment of each row of `returns`
         and `lengths`; all are different, and none has left.
-      returns: `[B, ...]`, as in `Acted.add`; each row's oldest game first.
-      lengths: `[B, ...]`, as in `Acted.add`.
-      info: `[B, ..., E]`, as in `Acted.add`.
+      returns: `[B, ...]`, as in `ActingCounts.add`; oldest first.
+      lengths: `[B, ...]`, as in `ActingCounts.add`.
+      info: `[B, ..., E]`, as in `ActingCounts.add`.
     """
     ended = ~np.isnan(returns)
     if ended.any():
@@ -229,10 +229,10 @@ class Environments:
     self._rounds.leave(self._last_round[index][reported])
 
 
-class Played:
+class LocalEnvironments:
   """Counter of the experience of environments in this process."""
 
-  def __init__(self, acted: Acted, reported: np.ndarray) -> None:
+  def __init__(self, acted: ActingCounts, reported: np.ndarray) -> None:
     self._environments = acted.join(reported)
     self._lengths = np.zeros(len(reported), np.int64)
 
@@ -372,7 +372,7 @@ class StuckError(RuntimeError):
   """A run has stopped learning; resumed, it would stop again."""
 
 
-class Skipped:
+class SkippedUpdates:
   """Counter of updates that were skipped because they were not finite.
 
   Attributes:
@@ -421,7 +421,7 @@ class Skipped:
       )
 
 
-class Learned:
+class Progress:
   """Counts of gradients; any thread may add to them.
 
   Attributes:
@@ -433,7 +433,7 @@ class Learned:
     """Starts at 0; means are over the latest `window` additions."""
     self.steps = 0
     self.learned_steps = 0.0
-    self._skipped = Skipped()
+    self._skipped = SkippedUpdates()
     self._lock = threading.Lock()
     self._newest: Mapping[str, float] = {}
     self._latest: collections.deque[tuple[int, float]] = collections.deque(
@@ -469,7 +469,7 @@ class Learned:
       self._skipped.add(gradients, 0)
 
   def check(self) -> None:
-    """Ends a run that has stopped learning; see `Skipped.check`."""
+    """Ends a run that has stopped learning; see `SkippedUpdates.check`."""
     with self._lock:
       self._skipped.check()
 

@@ -158,7 +158,7 @@ class Hosts:
     self.meet = meet
     self._stop = stop or threading.Event()
     self._ending = ending
-    self._acted: _Acted | None = None
+    self._acted: _ActingCounts | None = None
     self._seeds: Seeds | None = None
     self._seeds_sent = 0
     self._batches = count
@@ -180,12 +180,12 @@ class Hosts:
     total_steps: int,
     wall_clock: wall_clock_lib.WallClock | None = None,
     log_info: Sequence[str] = (),
-  ) -> counters.Acted:
-    """Makes the counts of experience over all hosts, see `counters.Acted`."""
+  ) -> counters.ActingCounts:
+    """Makes the counts of experience over all hosts."""
     options = frames_per_step, total_steps, wall_clock, log_info
     if self.count == 1:
-      return counters.Acted(*options)
-    self._acted = _Acted(*options)
+      return counters.ActingCounts(*options)
+    self._acted = _ActingCounts(*options)
     return self._acted
 
   def counted(self, seeds: S) -> S:
@@ -237,7 +237,7 @@ class Hosts:
     return {"hosts_starved": self.count - self._batches}
 
 
-class _Acted(counters.Acted):
+class _ActingCounts(counters.ActingCounts):
   """Counts over all hosts, which include only what they have exchanged."""
 
   def __init__(

@@ -23,7 +23,7 @@ class Part(Protocol):
     """Continues from a saved state; called before the process runs."""
 
 
-class Measured(Protocol):
+class Meter(Protocol):
   """A part that has metrics."""
 
   def measure(self) -> metrics.Line:

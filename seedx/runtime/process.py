@@ -154,8 +154,8 @@ class Context:
 
   def acted(
     self, spec: types.EnvironmentSpec, total_steps: int
-  ) -> counters.Acted:
-    """Makes the counts of experience over all hosts, see `counters.Acted`."""
+  ) -> counters.ActingCounts:
+    """Makes the counts of experience over all hosts."""
     return self.hosts.acted(
       spec.frames_per_step, total_steps, self.wall_clock, spec.log_info
     )
@@ -197,10 +197,10 @@ class Process:
       resources.
   """
 
-  acted: counters.Acted
+  acted: counters.ActingCounts
   parts: Mapping[str, parts_lib.Part]
   policy: Callable[[types.Tree], types.Tree]
-  measures: Sequence[parts_lib.Measured]
+  measures: Sequence[parts_lib.Meter]
   begin: Callable[[types.Tree, types.Tree], None] | None = None
   replay: parts_lib.Replay | None = None
   refill: Callable[[int], None] = lambda env_steps: None

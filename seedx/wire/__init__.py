@@ -113,7 +113,7 @@ digits:
     about twice as large (without); or the handshake is too large.
   * INTERNAL: the server's function raised an error; the details have its text.
   * DEADLINE_EXCEEDED: the client's own deadline has passed.
-  * Any other code: the function or the session raised `Refused` with that code.
+  * Any other code: the function or the session raised `Refusal` with that code.
 
 A connection has at most 100 calls at a time; a refused or cancelled call counts
 until 10 s after its end. gRPC refuses further calls on the connection; open
@@ -172,7 +172,7 @@ from grpc import StatusCode
 
 from seedx.wire.calls import (
   SILENT_SECONDS,
-  Refused,
+  Refusal,
   WireError,
   bad_welcome,
   check_finite,
@@ -200,7 +200,7 @@ __all__ = [
   "GaveUpError",
   "Layout",
   "MessageError",
-  "Refused",
+  "Refusal",
   "Security",
   "SecurityCheck",
   "StatusCode",

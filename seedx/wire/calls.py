@@ -52,7 +52,7 @@ def bad_welcome(expected: str, actual: object) -> WireError:
   )
 
 
-class Refused(Exception):
+class Refusal(Exception):
   """An error by which a function or session ends a call with a status.
 
   Attributes:
@@ -66,16 +66,16 @@ class Refused(Exception):
     self.message = message
 
 
-def does_not_fit(expected: str, actual: str) -> Refused:
+def does_not_fit(expected: str, actual: str) -> Refusal:
   """Returns a refusal for a client that does not fit this server."""
-  return Refused(
+  return Refusal(
     grpc.StatusCode.FAILED_PRECONDITION, f"expected {expected}, found {actual}"
   )
 
 
-def invalid(expected: str, actual: object) -> Refused:
+def invalid(expected: str, actual: object) -> Refusal:
   """Returns a refusal for a message with a value that is not valid."""
-  return Refused(
+  return Refusal(
     grpc.StatusCode.INVALID_ARGUMENT, f"expected {expected}, found {actual}"
   )
 
@@ -88,7 +88,7 @@ def check_range(
   The limits are broadcast to the array, which the error calls `what`.
 
   Raises:
-    Refused: INVALID_ARGUMENT, a number is NaN or out of range.
+    Refusal: INVALID_ARGUMENT, a number is NaN or out of range.
   """
   array = np.asarray(array)
   inside = (array >= low) & (array <= high)
@@ -104,7 +104,7 @@ def check_finite(what: str, nest: types.Tree) -> None:
   """Checks that a nest of arrays, called `what`, has finite numbers only.
 
   Raises:
-    Refused: INVALID_ARGUMENT, a number is NaN or infinite.
+    Refusal: INVALID_ARGUMENT, a number is NaN or infinite.
   """
   if (name := trees.non_finite(nest)) is not None:
     where = f" in {name}" if name else ""

@@ -83,7 +83,7 @@ class Session(Protocol):
   def __call__(self, inputs: types.Tree) -> types.Tree:
     """Answers a request; may block, since each stream has its own thread.
 
-    The arrays of `inputs` are read-only. `Refused` ends the stream with its
+    The arrays of `inputs` are read-only. `Refusal` ends the stream with its
     status, any other error with INTERNAL.
     """
     ...
@@ -110,7 +110,7 @@ class Request:
     self,
     message: layout_lib.Buffer,
     rows: int,
-    answer: Callable[[bytes | calls.Refused], None],
+    answer: Callable[[bytes | calls.Refusal], None],
   ) -> None:
     """Makes a request whose reply or refusal goes to `answer`."""
     self.message = message
@@ -124,7 +124,7 @@ class Request:
     if self._is_answered.acquire(blocking=False):
       self._answer(message)
 
-  def refuse(self, reason: calls.Refused) -> None:
+  def refuse(self, reason: calls.Refusal) -> None:
     """Ends the stream with a status; any thread may call it."""
     if self._is_answered.acquire(blocking=False):
       self._answer(reason)
@@ -141,7 +141,7 @@ class BatchedSession(Protocol):
   def receive(self, request: Request) -> None:
     """Takes a request, which any thread may answer later; must not block.
 
-    The next request comes after the answer to this one. `Refused` ends the
+    The next request comes after the answer to this one. `Refusal` ends the
     stream with its status, any other error with INTERNAL.
     """
     ...
@@ -238,7 +238,7 @@ class Server:
 
     The function takes a nest of `inputs`, with read-only arrays, and returns
     one of `outputs`. Several threads call the function at the same time; it may
-    block, and may raise `Refused`. If calls are still blocked after the grace
+    block, and may raise `Refusal`. If calls are still blocked after the grace
     of `stop`, `stop` calls `cancel` once, which must make them return or raise.
     """
 
@@ -262,7 +262,7 @@ class Server:
     """Adds a method whose streams each have a session.
 
     `open_session` makes a session from the client's hello, and may raise
-    `Refused`. `max_streams` replaces the server's maximum for this method.
+    `Refusal`. `max_streams` replaces the server's maximum for this method.
     """
     limit = max_streams or self._max_streams
     self._bind(_Method(name, open_session, inputs, outputs, limit))
@@ -518,7 +518,7 @@ class _Stream:
     self._pipe: pipe_lib.Pipe | None = None
     self._closed = False
     # The status with which another thread has ended the call.
-    self._ended: calls.Refused | None = None
+    self._ended: calls.Refusal | None = None
     # For a stream that `Pipes` serves: whether it is over, the error that ended
     # it, and the part of a reply for which the pipe had no room yet.
     self._over = threading.Event()
@@ -550,7 +550,7 @@ class _Stream:
         elif not self._pipe.send(reply):
           self._check_ended()
           return
-    except calls.Refused as refused:
+    except calls.Refusal as refused:
       # If another thread has ended the call, the refusal is only an effect of
       # that, so the other thread's reason is sent.
       reason = self._ended or refused
@@ -566,7 +566,7 @@ class _Stream:
 
   def end_silent(self, seconds: float) -> None:
     """Ends the call from another thread, so that its client tries again."""
-    self._ended = calls.Refused(
+    self._ended = calls.Refusal(
       grpc.StatusCode.UNAVAILABLE,
       f"the client sent or received nothing within {seconds:g} seconds",
     )
@@ -576,7 +576,7 @@ class _Stream:
 
   def cancel(self) -> None:
     """Ends the call from another thread."""
-    self._ended = calls.Refused(grpc.StatusCode.CANCELLED, _STOPPING)
+    self._ended = calls.Refusal(grpc.StatusCode.CANCELLED, _STOPPING)
     self.close()
     self._context.cancel()
 
@@ -627,9 +627,9 @@ class _Stream:
     except Exception as error:
       self._end(error)
 
-  def _answered(self, answer: bytes | calls.Refused) -> None:
+  def _answered(self, answer: bytes | calls.Refusal) -> None:
     """Sends a reply or ends the stream, on the thread that has answered."""
-    if isinstance(answer, calls.Refused):
+    if isinstance(answer, calls.Refusal):
       self._end(answer)
     else:
       self._method.count_bytes(len(answer))
@@ -664,7 +664,7 @@ class _Stream:
     # The callback closes a blocked session when its client leaves.
     if closed or not self._context.add_callback(self.close):
       self.close()
-      raise calls.Refused(grpc.StatusCode.CANCELLED, _STOPPING)
+      raise calls.Refusal(grpc.StatusCode.CANCELLED, _STOPPING)
     answer = {
       **self._method.outputs.to_json(),
       "welcome": dict(session.welcome),
@@ -681,7 +681,7 @@ class _Stream:
       with self._lock:
         self._pipe, closed = pipe, self._closed
       if pipe is None or closed:  # The client has left.
-        raise calls.Refused(
+        raise calls.Refusal(
           grpc.StatusCode.UNAVAILABLE,
           "the client did not connect to the socket for messages",
         )
@@ -702,7 +702,7 @@ class _Stream:
     """Returns what `receive` returns, or None if its stream is to end with OK.
 
     Raises:
-      Refused: the stream is to end with this status.
+      Refusal: the stream is to end with this status.
     """
     try:
       request = receive()
@@ -711,13 +711,13 @@ class _Stream:
       error.__traceback__ = None
       return None
     except layout_lib.MessageError as error:
-      raise calls.Refused(
+      raise calls.Refusal(
         grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
       ) from error
     if request is None:
       self._check_ended()
       if self._pipe and self._pipe.cut:
-        raise calls.Refused(
+        raise calls.Refusal(
           grpc.StatusCode.INVALID_ARGUMENT, "the stream ended within a message"
         )
       return None
@@ -725,7 +725,7 @@ class _Stream:
     return request
 
   def _check_ended(self) -> None:
-    """Raises Refused if another thread has ended the call.
+    """Raises Refusal if another thread has ended the call.
 
     That thread closes the pipe first, and a closed pipe looks like the end of
     the requests, after which the call would end with OK.
@@ -742,10 +742,10 @@ class _Stream:
 
   def _ask(self, session: BatchedSession, message: layout_lib.Buffer) -> bytes:
     """Waits for the reply to a message, and returns it."""
-    answers: queue.SimpleQueue[bytes | calls.Refused] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[bytes | calls.Refusal] = queue.SimpleQueue()
     session.receive(self._request(message, answers.put))
     answer = answers.get()
-    if isinstance(answer, calls.Refused):
+    if isinstance(answer, calls.Refusal):
       raise answer
     self._method.count_bytes(len(answer))
     return answer
@@ -753,7 +753,7 @@ class _Stream:
   def _request(
     self,
     message: layout_lib.Buffer,
-    answer: Callable[[bytes | calls.Refused], None],
+    answer: Callable[[bytes | calls.Refusal], None],
   ) -> Request:
     with _invalid_if_malformed():
       rows = self._method.inputs.rows(message)
@@ -900,7 +900,7 @@ def _invalid_if_malformed() -> Iterator[None]:
   try:
     yield
   except layout_lib.MessageError as error:
-    raise calls.Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+    raise calls.Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
 
 
 def _hello(
@@ -909,7 +909,7 @@ def _hello(
   """Returns the client's hello, and whether the client asks for a pipe.
 
   Raises:
-    Refused: FAILED_PRECONDITION, the client's handshake is not valid, or its
+    Refusal: FAILED_PRECONDITION, the client's handshake is not valid, or its
       layout is not `inputs`.
   """
   metadata = dict(context.invocation_metadata() or ())
@@ -933,7 +933,7 @@ def _hello(
       difference = f"expected an object as hello, found {hello!r:.80}"
     else:
       return hello, handshake.get("pipe") is True
-  raise calls.Refused(
+  raise calls.Refusal(
     grpc.StatusCode.FAILED_PRECONDITION,
     f"request layout: {difference}; start both ends with the same"
     " configuration and version",

@@ -8,7 +8,7 @@ import dm_env
 import numpy as np
 
 from seedx import envs, types, wire
-from seedx.acting import inference_server, protocol, received, slots
+from seedx.acting import decoder, inference_server, protocol, slots
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
 from seedx.wire import server as server_lib
@@ -28,7 +28,7 @@ class Device:
     self.slots = slots.Slots(sizes.layout.num_slots)
     self.env = np.zeros(sizes.layout.num_slots, np.int32)
     inputs, self._outputs = layouts
-    self.received = received.Received(
+    self.received = decoder.Decoder(
       inputs, sizes.layout, sizes.reported, acted, returns_are_sums=True
     )
     self.requests = types_lib.SimpleNamespace(put=self._put)
@@ -60,7 +60,7 @@ class Served:
   """
 
   def __init__(self, sizes):
-    self.acted = counters.Acted()
+    self.acted = counters.ActingCounts()
     spec = envs.spec(CARTPOLE)
     self.layouts = protocol.act_layouts(spec, sizes[0].padded[-1])
     self.devices = [Device(each, self.acted, self.layouts) for each in sizes]
@@ -99,7 +99,7 @@ class Actor:
   def receive(self):
     """Returns the actions for the oldest rows, or raises the refusal."""
     answer = self.answers.get(timeout=300)
-    if isinstance(answer, wire.Refused):
+    if isinstance(answer, wire.Refusal):
       raise answer
     return self._outputs.decode(answer)
 

@@ -25,7 +25,7 @@ def changed(steps, name, value, at=(0, 1)):
 def test_a_number_out_of_its_range_is_refused(name, value):
   followed = episodes.Episodes(2)
   steps = steps_of("FMML", "FMMM")
-  with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
+  with pytest.raises(wire.Refusal, match=r"expected .* found") as caught:
     followed.add(changed(steps, name, value), BOTH)
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   # The refused steps changed nothing.
@@ -37,7 +37,7 @@ def test_an_infinity_as_info_is_refused_and_nan_is_not():
   followed, steps = episodes.Episodes(2), steps_of("FML", "FMM")
   info = np.full((2, 3, 1), NAN, np.float32)
   info[0, 2] = np.inf
-  with pytest.raises(wire.Refused, match="finite numbers or NaN as info"):
+  with pytest.raises(wire.Refusal, match="finite numbers or NaN as info"):
     followed.add(steps._replace(info=info), BOTH)
   info[0, 2] = 1
   assert followed.add(steps._replace(info=info), BOTH).env_steps == 4
@@ -51,7 +51,7 @@ def test_steps_out_of_order_are_refused(earlier, later):
   followed = episodes.Episodes(2)
   if earlier:
     followed.add(steps_of(earlier), BOTH[1:])
-  with pytest.raises(wire.Refused, match="first step and after each 2") as info:
+  with pytest.raises(wire.Refusal, match="first step and after each 2") as info:
     followed.add(steps_of(later), BOTH[1:])
   assert info.value.code is wire.StatusCode.INVALID_ARGUMENT
   # The refused steps do not affect environment 0.
@@ -83,7 +83,7 @@ def test_returns_leave_out_the_reward_of_a_reset():
 
 def test_a_sum_of_rewards_that_exceeds_float32_is_refused():
   followed = episodes.Episodes(1)
-  with pytest.raises(wire.Refused, match="episode_return from"):
+  with pytest.raises(wire.Refusal, match="episode_return from"):
     followed.add(steps_of("FML", reward=3e38), BOTH[:1])
 
 
@@ -98,10 +98,10 @@ def test_a_peers_returns_count_where_they_are_not_sums_of_rewards():
 def test_a_return_that_the_rewards_do_not_allow_is_refused():
   followed = episodes.Episodes(1, returns_are_sums=False)
   followed.add(steps_of("FML"), BOTH[:1])
-  with pytest.raises(wire.Refused, match="from -4000000"):
+  with pytest.raises(wire.Refusal, match="from -4000000"):
     followed.add(steps_of("FML", claimed=-5e6), BOTH[:1])
   misplaced = changed(steps_of("FML"), "episode_return", 1.0)
-  with pytest.raises(wire.Refused, match="where an episode ends"):
+  with pytest.raises(wire.Refusal, match="where an episode ends"):
     followed.add(misplaced, BOTH[:1])
 
 

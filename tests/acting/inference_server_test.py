@@ -77,7 +77,7 @@ def test_an_invalid_row_is_refused_and_counts_nothing(changes):
   served, connect = _served(envs_per_actor=2)
   acted, actor = served.acted, connect()
   actor(devices.row(0))
-  with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
+  with pytest.raises(wire.Refusal, match=r"expected .* found") as caught:
     actor(devices.row(**{"step_type": 2, **changes}))
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   assert (acted.env_steps, acted.returns.count) == (0, 0)
@@ -98,7 +98,7 @@ def test_each_row_goes_to_its_slot_in_any_order():
   assert [x.slot.tolist() for x in batches] == [*sent]
   counts = [x.count.tolist() for x in batches]
   assert counts == [[0, 0, 0], [1, 1, 1], [2, 2], [3, 2, 3]]
-  with pytest.raises(wire.Refused, match="at most once"):
+  with pytest.raises(wire.Refusal, match="at most once"):
     send(1, [1, 1])
 
 

@@ -38,7 +38,7 @@ def devices_of(*indices, share_size=ROWS, sink=lambda share: True):
     random_agent(),
     envs.spec(envs.Config("CartPole-v1")),
     thin_actor.Config(num_actors=len(indices), envs_per_actor=ROWS),
-    counters.Acted(),
+    counters.ActingCounts(),
     returns_are_sums=True,
     period=2,
     share_size=share_size,
@@ -88,7 +88,7 @@ def actions_of(server, layouts):
 
 def test_each_device_acts_with_its_own_random_key(acting):
   server = inference_server.InferenceServer(
-    acting, seeds.Seeds(0), counters.Acted()
+    acting, seeds.Seeds(0), counters.ActingCounts()
   )
   first, second = actions_of(server, acting.layouts)
   assert first.shape == second.shape == (ROWS,)
@@ -146,7 +146,7 @@ def test_the_copy_of_actions_begins_before_a_measured_wait(platform, expected):
   device._waiting = waiting
   with running_threads(made):
     server = inference_server.InferenceServer(
-      made, seeds.Seeds(0), counters.Acted()
+      made, seeds.Seeds(0), counters.ActingCounts()
     )
     actions_of(server, made.layouts)
   assert events[-4:] == expected
@@ -155,10 +155,10 @@ def test_the_copy_of_actions_begins_before_a_measured_wait(platform, expected):
 
 def test_close_refuses_further_messages(acting):
   server = inference_server.InferenceServer(
-    acting, seeds.Seeds(0), counters.Acted()
+    acting, seeds.Seeds(0), counters.ActingCounts()
   )
   acting.close()
-  with pytest.raises(wire.Refused, match="this run is over"):
+  with pytest.raises(wire.Refusal, match="this run is over"):
     actions_of(server, acting.layouts)
 
 
@@ -173,7 +173,7 @@ def test_shares_have_all_unrolls_in_order_and_begin_without_zeros(size):
   add = device._add
   device._add = lambda *x: added.append(x[-1]) or add(*x)
   server = inference_server.InferenceServer(
-    made, seeds.Seeds(0), counters.Acted()
+    made, seeds.Seeds(0), counters.ActingCounts()
   )
   with running_threads(made):
     actor = devices.Actor(server.open({"num_envs": ROWS}), made.layouts)

@@ -45,7 +45,7 @@ class Serving:
   def fetched(self, form=FORM):
     client = wire.Client(self.server.address)
     self.clients.append(client)
-    return parameters.Fetched(client, form, jax.local_devices()[0])
+    return parameters.Copy(client, form, jax.local_devices()[0])
 
   def close(self):
     for client in self.clients:

@@ -18,7 +18,7 @@ NO_WAITS = (0.0, 0.0)
 
 
 def make():
-  acted = counters.Acted()
+  acted = counters.ActingCounts()
   seeds = seeds_lib.Seeds(0)
   return sessions.Sessions(LADDER, acted, seeds, envs.Config()), acted
 
@@ -77,7 +77,7 @@ def test_the_welcome_has_the_first_seed_and_the_exploration():
 def test_a_refused_actor_leases_no_slots(hello, code, reason):
   actors, _ = make()
   actors.open({"num_envs": 3})
-  with pytest.raises(wire.Refused, match=reason) as caught:
+  with pytest.raises(wire.Refusal, match=reason) as caught:
     actors.open(hello)
   assert caught.value.code is wire.StatusCode[code]
   np.testing.assert_array_equal(
@@ -116,7 +116,7 @@ def test_no_slot_has_two_leases_and_no_seed_occurs_twice(calls):
     elif kind == "open":
       free = NUM_ENVS - sum(len(session.slots) for session in connected)
       if number > free:
-        with pytest.raises(wire.Refused, match=f"at most {free} env"):
+        with pytest.raises(wire.Refusal, match=f"at most {free} env"):
           actors.open({"num_envs": number})
         continue
       session = actors.open({"num_envs": number})
@@ -148,7 +148,7 @@ def test_a_message_without_all_environments_is_refused_and_not_counted():
   actors, acted = make()
   session = actors.open({"num_envs": 2})
   message = "all 2 environments, found one of 1"
-  with pytest.raises(wire.Refused, match=message) as caught:
+  with pytest.raises(wire.Refusal, match=message) as caught:
     actors.count(session, steps_of("FL"), (1, 1))
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   assert (acted.env_steps, acted.returns.count) == (0, 0)
@@ -159,7 +159,7 @@ def test_a_message_without_all_environments_is_refused_and_not_counted():
 def test_waits_that_are_not_from_0_to_1_are_refused(waits):
   actors, acted = make()
   session = actors.open({"num_envs": 1})
-  with pytest.raises(wire.Refused, match="waiting from 0 to 1, found"):
+  with pytest.raises(wire.Refusal, match="waiting from 0 to 1, found"):
     actors.count(session, steps_of("FL"), waits)
   assert acted.env_steps == 0 and session.waits == NO_WAITS
 
@@ -206,7 +206,7 @@ def rows(step_type, episode_return):
 
 
 def test_steps_are_reported_once():
-  unreported = local_actor.Unreported(num_envs=3, length=4)
+  unreported = local_actor.Backlog(num_envs=3, length=4)
   unreported.add(rows([0, 0, 0], [NAN, NAN, NAN]))
   unreported.add(rows([1, 1, 2], [NAN, NAN, 5.0]))
   unreported.add(rows([1, 2, 0], [NAN, -1.5, NAN]))
@@ -242,7 +242,7 @@ def test_steps_are_reported_once():
 
 
 def test_entries_of_info_are_reported_at_their_steps():
-  unreported = local_actor.Unreported(num_envs=2, length=3, num_info=1)
+  unreported = local_actor.Backlog(num_envs=2, length=3, num_info=1)
   info = np.array([[NAN], [4.0]], np.float32)
   unreported.add(rows([0, 0], [NAN, NAN])._replace(info=info * NAN))
   unreported.add(rows([1, 2], [NAN, 1.0])._replace(info=info))

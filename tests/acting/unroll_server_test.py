@@ -129,7 +129,7 @@ class Serving:
 
   def __init__(self, folder, agent=AGENT):
     self.agent = agent
-    self.counts = counters.Acted()
+    self.counts = counters.ActingCounts()
     self.newest = np.float32(1.5), 7
     self.shares, self.open, self.over = [], threading.Event(), False
     self.in_sink = 0
@@ -444,7 +444,7 @@ def test_only_choices_of_hybrid_actions_have_a_range():
   server = unroll_server.UnrollServer(
     _Programs(AGENT, spec, layout),
     ACTORS,
-    counters.Acted(),
+    counters.ActingCounts(),
     seeds_lib.Seeds(0),
     CARTPOLE,
     newest=lambda: (np.float32(0), 7),
@@ -458,7 +458,7 @@ def test_only_choices_of_hybrid_actions_have_a_range():
     unroll = message.unroll._replace(action=actions)
     inputs = unroll.inputs._replace(action_tm1=0 * actions)
     sent = message._replace(unroll=unroll._replace(inputs=inputs))
-    refused = pytest.raises(wire.Refused, match="actions from 0 to 2")
+    refused = pytest.raises(wire.Refusal, match="actions from 0 to 2")
     with refused if is_refused else contextlib.nullcontext():
       server.check(sent, exploration)
 

@@ -56,7 +56,7 @@ def update_of(config, micro_batches=1):
   if micro_batches == 1:
     program: updates.Program = updates.Whole(on_core, mesh)
   else:
-    program = updates.Accumulated(on_core, mesh, micro_batches)
+    program = updates.Accumulation(on_core, mesh, micro_batches)
   key = jax.random.key_data(jax.random.key(0))
 
   def update(state):

@@ -18,7 +18,7 @@ from experiments import a2c as a2c_experiment
 from seedx import app, envs, metrics, types, wire
 from seedx.acting import evaluator
 from seedx.agents import a2c, alphazero, ddpg, dqn, ppo, rainbow, sac
-from seedx.app import described, devices, roles
+from seedx.app import descriptions, devices, roles
 from seedx.app.cli import programs as programs_of_experiments
 from seedx.app.runs import run_dirs
 from seedx.pipelines import sync
@@ -56,7 +56,7 @@ def train(words, folder):
 def test_a_run_prints_its_setup_its_progress_and_its_result(
   tmp_path, capfd, monkeypatch
 ):
-  monkeypatch.setattr(described, "doubts", lambda agent, env: [env.env])
+  monkeypatch.setattr(descriptions, "doubts", lambda agent, env: [env.env])
   assert train("--log-every 0 --log-seconds 0", tmp_path / "run") == 0
   captured = capfd.readouterr()
   first, *rows = captured.err.splitlines()
@@ -109,7 +109,7 @@ def test_stop_at_is_compared_with_evaluations_if_there_are_any(
   reached, tmp_path, monkeypatch
 ):
   """The returns in training exceed 5, the value of `--stop-at`."""
-  played = evaluator.Played(
+  played = evaluator.Results(
     np.array([reached]), np.array([0]), 9, 0, np.empty((1, 0))
   )
   monkeypatch.setattr(evaluator.Evaluator, "play", lambda *_: played)
@@ -444,7 +444,7 @@ def test_a_resumed_run_keeps_its_presets(tmp_path, capfd):
   ],
 )
 def test_a_network_is_described_by_its_layers(agent, words):
-  actual = described.network(agent, app_test.CARTPOLE)
+  actual = descriptions.network(agent, app_test.CARTPOLE)
   assert actual == f"network: {words}"
 
 
@@ -464,15 +464,15 @@ def test_the_first_lines_name_a_large_dense_layer(
 ):
   image = specs.BoundedArray((3, side, side), np.uint8, 0, 255)
   spec = types.EnvironmentSpec(image, specs.DiscreteArray(2))
-  monkeypatch.setattr(described.envs, "spec", lambda config: spec)
-  line, *others = described.network(ppo.Config(), envs.Config()).split("\n")
+  monkeypatch.setattr(descriptions.envs, "spec", lambda config: spec)
+  line, *others = descriptions.network(ppo.Config(), envs.Config()).split("\n")
   assert words in line and len(others) == (warning is not None)
   assert not others or re.match(warning, others[0])
 
 
 def test_critics_are_described_by_their_number_layers_and_atoms():
   agent = ddpg.Config(hidden_sizes=(8,), num_atoms=3)
-  actual = described.network(agent, envs.Config("Pendulum-v1"))
+  actual = descriptions.network(agent, envs.Config("Pendulum-v1"))
   words = "MLP 8 relu, policy 1, 1 critic 8 relu x 3 atoms"
   assert actual == f"network: {words}: 108 parameters"
 
@@ -494,13 +494,13 @@ def test_a_line_reports_what_unclear_images_are_taken_for(
   spec = types.EnvironmentSpec(
     observation, specs.DiscreteArray(8), action_mask="action_mask"
   )
-  monkeypatch.setattr(described.envs, "spec", lambda config: spec)
-  lines = described.pictures(ppo.Config(), app_test.CARTPOLE)
+  monkeypatch.setattr(descriptions.envs, "spec", lambda config: spec)
+  lines = descriptions.pictures(ppo.Config(), app_test.CARTPOLE)
   assert len(lines) == (words is not None)
   for line in lines:
     assert re.match(f"observation a, {leaf.dtype} .*{words}", line)
   own = dataclasses.replace(ppo.Config(), torso=nn.Dense(8))
-  assert described.pictures(own, app_test.CARTPOLE) == []
+  assert descriptions.pictures(own, app_test.CARTPOLE) == []
 
 
 TIC_TAC_TOE = envs.Config("seedx:TicTacToe")
@@ -533,8 +533,8 @@ def test_a_line_reports_a_setting_that_hardly_fits_the_environment(
       specs.BoundedArray(shape, np.float32, -1, 1),
       normalizers=() if shape else (f"Normalize{env}",),
     )
-    monkeypatch.setattr(described.envs, "spec", lambda config: spec)
-  lines = described.doubts(agent, env)
+    monkeypatch.setattr(descriptions.envs, "spec", lambda config: spec)
+  lines = descriptions.doubts(agent, env)
   assert len(lines) == (words is not None)
   assert all(re.search(words, line) for line in lines)
 

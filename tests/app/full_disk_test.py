@@ -271,7 +271,7 @@ def test_a_score_that_cannot_be_written_is_reported(
 def test_evaluations_and_videos_that_cannot_be_written_are_counted(
   kind, tmp_path, monkeypatch
 ):
-  played = evaluator.Played(
+  played = evaluator.Results(
     np.array([1.0]), np.array([0]), 9, 0, np.empty((1, 0))
   )
   monkeypatch.setattr(evaluator.Evaluator, "play", lambda *_: played)

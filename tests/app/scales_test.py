@@ -62,7 +62,7 @@ def test_a_run_reports_small_returns_once_and_a_remedy(tmp_path, capfd):
 
 def acted(returns, lengths):
   """Returns counts of one environment that has ended these episodes."""
-  counts = counters.Acted()
+  counts = counters.ActingCounts()
   environments = counts.join(np.ones(1, bool))
   for episode in zip(returns, lengths, strict=True):
     one_return, length = (np.array([x]) for x in episode)

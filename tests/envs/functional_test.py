@@ -319,7 +319,7 @@ def test_asterix_equals_minatar(ramping):
         rank[free[place % len(free)]] = 1
       reference.random = Draws(goes_right, gold, place)
       reward, terminal = reference.act(action)
-      drawn = minatar.Spawned(goes_right, gold, rank)
+      drawn = minatar.Spawn(goes_right, gold, rank)
       inputs.append((begins, np.int32(action), drawn))
       times = np.array([getattr(reference, name) for name in timers])
       board, begins = reference.state().transpose(2, 0, 1), False

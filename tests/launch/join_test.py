@@ -145,11 +145,11 @@ def test_code_is_imported_only_if_the_joining_process_names_it_too(
 
 def test_servers_register_addresses_and_keep_their_numbers(tmp_path):
   with Learner(tmp_path) as learner:
-    with pytest.raises(wire.Refused, match="0 of 2 have joined"):
+    with pytest.raises(wire.Refusal, match="0 of 2 have joined"):
       learner.addresses.all()
     first, welcome = learner.ask(role="server", address="a:1")
     assert welcome["role"] == "server-0"
-    with pytest.raises(wire.Refused, match="1 of 2 have joined"):
+    with pytest.raises(wire.Refusal, match="1 of 2 have joined"):
       learner.addresses.all()
     second, welcome = learner.ask(role="server", address="b:1")
     assert welcome["role"] == "server-1"
@@ -174,10 +174,10 @@ def test_only_fixed_addresses_are_accepted_each_for_one_process():
   insecure = wire.Security(insecure=True)
   addresses = admission.Addresses(2, ["a:1", "b:1"], insecure)
   assert addresses.all() == ["a:1", "b:1"]
-  with pytest.raises(wire.Refused, match="one of a:1, b:1, found c:1"):
+  with pytest.raises(wire.Refusal, match="one of a:1, b:1, found c:1"):
     addresses.take("c:1")
   assert addresses.take("b:1") == 1
-  with pytest.raises(wire.Refused, match="another one at b:1"):
+  with pytest.raises(wire.Refusal, match="another one at b:1"):
     addresses.take("b:1")
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from seedx import checkpoint, replay, types
 from seedx.agents import base
-from seedx.learning import experience, replayed
+from seedx.learning import experience, replay_source
 from seedx.learning import plan as plan_lib
 from seedx.runtime import memory
 from tests import conftest, fakes
@@ -353,7 +353,7 @@ def test_the_error_names_the_setting_that_is_out_of_range(name, value):
 def make_prioritized(seed=0, **changes):
   changes = {"priority_exponent": 1.0, **changes}
   source = source_of(replay_config(PRIORITIZED, **changes), seed=seed)
-  assert type(source) is replayed.Replayed
+  assert type(source) is replay_source.ReplaySource
   return source
 
 

@@ -18,7 +18,7 @@ from dm_env import specs
 
 from seedx import metrics, replay, sharding, trees, types
 from seedx.agents import base, model, ppo, vtrace
-from seedx.learning import experience, learner, pending, published, updates
+from seedx.learning import experience, learner, pending, publication, updates
 from seedx.pipelines import impala
 from seedx.runtime import counters
 from tests import conftest, programs, running
@@ -360,7 +360,7 @@ def test_each_device_that_acts_has_the_newest_published_parameters():
 def test_acting_does_not_use_an_unfinished_update(monkeypatch):
   computed = []
   monkeypatch.setattr(
-    published._Version, "is_computed", lambda self: self.version in computed
+    publication._Version, "is_computed", lambda self: self.version in computed
   )
   learner_ = make()
   (batch,) = experience.Once()(learner_.shares(unroll_of()))
@@ -386,7 +386,7 @@ def test_a_version_is_computed_once_its_arrays_are_ready_on_every_device():
   devices = jax.devices()[:2]
   for last, expected in ((done, True), (under_way, False)):
     acting = dict(zip(devices, ([done, done], [done, last]), strict=True))
-    assert published._Version(acting, 1).is_computed() == expected
+    assert publication._Version(acting, 1).is_computed() == expected
 
 
 def test_a_run_measures_how_long_it_waits_for_experience():

@@ -13,11 +13,7 @@ import pytest
 from seedx import envs, replay, types, wire
 from seedx.acting import sessions
 from seedx.agents import base, dqn
-from seedx.pipelines.gorila import (
-  parameter_server,
-  reports,
-  worker,
-)
+from seedx.pipelines.gorila import parameter_server, reports, worker
 from seedx.runtime import counters, memory, process
 from seedx.runtime import seeds as seeds_lib
 from tests import running
@@ -129,7 +125,7 @@ def report_of(steps, **changes):
 
 
 def opened():
-  acted = counters.Acted()
+  acted = counters.ActingCounts()
   connected = sessions.Sessions(
     np.zeros(2, np.float32), acted, seeds_lib.Seeds(0), envs.Config()
   )
@@ -176,7 +172,7 @@ def test_a_workers_reports_are_counted():
 def test_an_impossible_report_is_refused_and_counts_nothing(changes, message):
   acted, reported, worker = opened()
   changes = {name: np.asarray(value) for name, value in changes.items()}
-  with pytest.raises(wire.Refused, match=message) as caught:
+  with pytest.raises(wire.Refusal, match=message) as caught:
     worker(report_of(sessions_test.steps_of("FMML", "FMML"), **changes))
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   assert (acted.env_steps, acted.returns.count) == (0, 0)
@@ -188,7 +184,7 @@ def test_an_impossible_report_is_refused_and_counts_nothing(changes, message):
 def test_a_report_with_a_wrong_number_of_steps_is_refused(num_steps):
   acted, _, worker = opened()
   honest = report_of(sessions_test.steps_of("FML", "FML"))
-  with pytest.raises(wire.Refused, match="num_steps from 0 to 3"):
+  with pytest.raises(wire.Refusal, match="num_steps from 0 to 3"):
     worker(honest._replace(num_steps=np.int32(num_steps)))
   assert acted.env_steps == 0
 

@@ -22,7 +22,7 @@ import pytest
 from seedx import checkpoint, types
 from seedx.app import training
 from seedx.app.runs import checkpointer
-from seedx.learning import replayed
+from seedx.learning import replay_source
 from seedx.runtime import process
 from tests import running
 from tests.pipelines import pipelines_test
@@ -155,7 +155,7 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
     nest |= {k: parts[k]._restored for k in remote}
     record(run=nest)
 
-  begin = replayed.Replayed._begin
+  begin = replay_source.ReplaySource._begin
 
   def begin_and_record(self, shares) -> None:
     first = not self.states
@@ -164,7 +164,7 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
       record(replay=self.saved()())
 
   process.Process.restore = restore_and_record
-  replayed.Replayed._begin = begin_and_record
+  replay_source.ReplaySource._begin = begin_and_record
   where = {"resume" if resume else "run_dir": str(run_dir)}
   training.train(config, quiet=True, checkpoint_every_seconds=0.3, **where)
 

@@ -217,7 +217,7 @@ def test_target_parameters_are_fetched_only_when_they_are_newer(tmp_path):
 
 def test_the_first_worker_gives_an_empty_shard_its_parameters():
   shard = shard_of(adding_agent())
-  with pytest.raises(wire.Refused, match="no parameters yet") as caught:
+  with pytest.raises(wire.Refusal, match="no parameters yet") as caught:
     shard.push(vector_of(0, [1.0]))
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
   shard.start(vector_of(3, [5.0]))
@@ -240,7 +240,7 @@ def test_an_invalid_message_leaves_a_shard_unchanged(method, version, value):
   shard = shard_of(adding_agent())
   if method == "push":
     shard.start(vector_of(5, [3.0]))
-  with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
+  with pytest.raises(wire.Refusal, match=r"expected .* found") as caught:
     getattr(shard, method)(vector_of(version, [value]))
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   reply = shard.start(vector_of(5, [3.0]))
@@ -260,7 +260,7 @@ def test_a_shard_can_be_restored_until_its_first_gradient():
   shard.restore(restored(4, 5.0))
   shard.restore(restored(7, 6.0))
   assert shard.push(vector_of(7, [1.0])).vector == [5.0]
-  with pytest.raises(wire.Refused, match="version is 8") as caught:
+  with pytest.raises(wire.Refusal, match="version is 8") as caught:
     shard.restore(restored(0, 0.0))
   # A resumed run waits until its servers have restarted.
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
@@ -302,7 +302,7 @@ def test_an_invalid_state_is_not_restored(name, value):
     else leaf
     for leaf in restored(4, 5.0)
   ]
-  with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
+  with pytest.raises(wire.Refusal, match=r"expected .* found") as caught:
     shard.restore(leaves)
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   assert shard.version == -1
@@ -415,7 +415,7 @@ def test_resets_do_not_advance_the_schedule():
 def test_a_share_of_resets_out_of_range_is_refused(resets):
   shard = shard_of(adding_agent())
   shard.start(vector_of(0, [3.0]))
-  with pytest.raises(wire.Refused, match="expected resets") as caught:
+  with pytest.raises(wire.Refusal, match="expected resets") as caught:
     shard.push(vector_of(0, [1.0], resets))
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
 

@@ -28,7 +28,7 @@ from seedx.agents import (
   vtrace,
 )
 from seedx.app.benchmark import work
-from seedx.learning import learner, replayed
+from seedx.learning import learner, replay_source
 from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
 from seedx.pipelines.gorila import worker
 from seedx.runtime import process
@@ -429,13 +429,13 @@ def test_the_agent_computes_first_priorities_from_the_same_unrolls(
     agent=running.Changed(config.agent, with_own_priorities),
     replay=replay.PrioritizedConfig(**REPLAY),
   )
-  shares, call = [], replayed.Replayed.__call__
+  shares, call = [], replay_source.ReplaySource.__call__
 
   def spy(source, new_shares):
     shares.extend(map(running.copied, new_shares))
     return call(source, new_shares)
 
-  monkeypatch.setattr(replayed.Replayed, "__call__", spy)
+  monkeypatch.setattr(replay_source.ReplaySource, "__call__", spy)
   made = running.Own(config)
   run_all(made, made.nodes, lambda: None)
   assert len(shares) > 10
@@ -460,13 +460,13 @@ def test_a_replay_stores_each_step_of_an_environment_once(
   pipeline, name, tmp_path, monkeypatch
 ):
   config = config_of(pipeline, name, tmp_path, 400)
-  shares, call = {}, replayed.Replayed.__call__
+  shares, call = {}, replay_source.ReplaySource.__call__
 
   def spy(source, new_shares):
     shares.setdefault(source, []).extend(map(running.copied, new_shares))
     return call(source, new_shares)
 
-  monkeypatch.setattr(replayed.Replayed, "__call__", spy)
+  monkeypatch.setattr(replay_source.ReplaySource, "__call__", spy)
   made = running.Own(config)
   run_all(made, made.nodes, lambda: None)
   assert shares
@@ -497,13 +497,13 @@ def test_what_only_a_search_reads_reaches_no_replay(
 ):
   config = config_of(pipeline, "alphazero", tmp_path, 400)
   env = envs.Config("jax:tests.own_games:hidden_state")
-  seen, call = [], replayed.Replayed.__call__
+  seen, call = [], replay_source.ReplaySource.__call__
 
   def spy(source, shares):
     seen.extend(share.data.inputs.timestep.observation for share in shares)
     return call(source, shares)
 
-  monkeypatch.setattr(replayed.Replayed, "__call__", spy)
+  monkeypatch.setattr(replay_source.ReplaySource, "__call__", spy)
   made = running.Own(dataclasses.replace(config, env=env))
   last = run_all(made, made.nodes)
   assert last["learner_steps"] >= 3 and last["episodes"] > 3

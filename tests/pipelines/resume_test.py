@@ -16,7 +16,7 @@ from experiments import a2c, dqn, ppo
 from seedx import app, checkpoint, envs, files, metrics, types, wire
 from seedx.app.runs import checkpointer, policies, run_dirs
 from seedx.launch import instances
-from seedx.learning import replayed
+from seedx.learning import replay_source
 from seedx.runtime import counters, process
 from seedx.runtime import seeds as seeds_lib
 from tests import checkpoint_test, conftest, programs, running
@@ -238,7 +238,7 @@ class Counting:
   clock = staticmethod(process.Process.clock)
 
   def __init__(self):
-    self.acted = counters.Acted()
+    self.acted = counters.ActingCounts()
     self.down = False
 
   def saved(self):
@@ -467,14 +467,14 @@ def test_a_replay_is_restored(tmp_path, monkeypatch, capfd):
   lines = [x for x in raw_lines(run_dir) if "checkpoint_bytes" in x]
   assert lines[-1]["checkpoint_bytes"] > 4000 * 16
   assert all(x["checkpoint_seconds"] > 0 for x in lines)
-  begin = replayed.Replayed._begin
+  begin = replay_source.ReplaySource._begin
 
   def spy(source, shares):
     begin(source, shares)
     if not restored:
       restored.append(running.copied(source.saved()()))
 
-  monkeypatch.setattr(replayed.Replayed, "_begin", spy)
+  monkeypatch.setattr(replay_source.ReplaySource, "_begin", spy)
   words = ["--resume", str(run_dir), "--total-steps", "800"]
   updates = raw_lines(run_dir)[-1]["learner_steps"]
   assert programs.main(dqn, words) == 0

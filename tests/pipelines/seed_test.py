@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 
 from seedx import envs, types, wire
-from seedx.acting import (
-  inference,
-  protocol,
-  thin_actor,
-)
+from seedx.acting import inference, protocol, thin_actor
 from seedx.agents import vtrace
 from seedx.learning import learner
 from seedx.pipelines import seed
@@ -212,7 +208,7 @@ def test_an_actor_ends_if_the_run_stops_while_it_waits_for_actions(
   layouts = protocol.act_layouts(environment.spec, ENVS)
   session = made._served(protocol.ACT)({"num_envs": ENVS})
   made.process.close()
-  with pytest.raises(wire.Refused) as caught:
+  with pytest.raises(wire.Refusal) as caught:
     devices.Actor(session, layouts)(environment.recv())
   environment.close()
   assert caught.value.code is wire.StatusCode.CANCELLED

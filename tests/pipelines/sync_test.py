@@ -257,13 +257,13 @@ def test_environments_explore_by_the_ladder_and_the_lowest_quarter_is_reported(
     replay_ratio=0.05,
   )
   made, ended = running.Own(config), []
-  add = counters.Played.add
+  add = counters.LocalEnvironments.add
 
   def spy(self, rows):
     ended.append(~np.isnan(rows.episode_return))
     add(self, rows)
 
-  monkeypatch.setattr(counters.Played, "add", spy)
+  monkeypatch.setattr(counters.LocalEnvironments, "add", spy)
   last = made.run()
   ended = np.sum(ended, axis=0)
   assert ended.min() >= 2

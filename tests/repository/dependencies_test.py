@@ -22,7 +22,7 @@ _LATE = {
   "mctx": {"seedx/envs/functional/search.py"},
   "pgx": {"seedx/envs/functional/pgx_games.py"},
   "rich": {"seedx/metrics/status.py"},
-  "rlax": {"seedx/losses/late.py"},
+  "rlax": {"seedx/losses/lazy_rlax.py"},
   "scipy": {"seedx/app/runs/statistics.py"},
   "tensorboardX": {"seedx/metrics/events.py"},
 }

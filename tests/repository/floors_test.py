@@ -58,7 +58,7 @@ _WITHOUT_JAX = (
 # which a host is another machine.
 _HOSTS = (
   "seedx.runtime.hosts",
-  "seedx.learning.together",
+  "seedx.learning.multihost",
   "seedx.launch.hosts",
   "seedx.runtime.process",
   "seedx.app",

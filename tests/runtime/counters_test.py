@@ -33,9 +33,13 @@ def clock(monkeypatch):
 
 
 def test_resets_are_no_steps_and_only_reported_returns_count():
-  acted, nan = counters.Acted(frames_per_step=4), np.nan
-  first_actor = counters.Played(acted, np.array([False, False, True]))
-  second_actor = counters.Played(acted, np.array([False, True, False]))
+  acted, nan = counters.ActingCounts(frames_per_step=4), np.nan
+  first_actor = counters.LocalEnvironments(
+    acted, np.array([False, False, True])
+  )
+  second_actor = counters.LocalEnvironments(
+    acted, np.array([False, True, False])
+  )
   first_actor.add(rows([FIRST, MID, LAST], [nan, nan, 5.0]))
   for _ in range(3):
     second_actor.add(rows([MID, MID, MID], [nan, nan, nan]))
@@ -47,8 +51,8 @@ def test_resets_are_no_steps_and_only_reported_returns_count():
 
 
 def test_lengths_are_of_whole_games():
-  acted, nan = counters.Acted(), np.nan
-  played = counters.Played(acted, np.array([True]))
+  acted, nan = counters.ActingCounts(), np.nan
+  played = counters.LocalEnvironments(acted, np.array([True]))
   for step_type, score in (
     (FIRST, nan),
     (MID, nan),
@@ -65,7 +69,7 @@ def test_lengths_are_of_whole_games():
 
 
 def test_entries_of_info_are_means_over_the_episodes_that_have_a_value():
-  acted, nan = counters.Acted(log_info=("won", "gold")), np.nan
+  acted, nan = counters.ActingCounts(log_info=("won", "gold")), np.nan
   environments = acted.join(np.array([True, True, False]))
   # Two steps of three environments; the third one is not reported.
   returns = np.array([[1.0, 2.0], [nan, 3.0], [9.0, 9.0]])
@@ -77,13 +81,13 @@ def test_entries_of_info_are_means_over_the_episodes_that_have_a_value():
   assert line["info_won"] == pytest.approx(2 / 3)
   assert line["info_gold"] == 6.0
   assert list(acted.info["won"]._latest) == [1, 0, 1]  # Oldest first.
-  resumed = counters.Acted(log_info=("won", "gold"))
+  resumed = counters.ActingCounts(log_info=("won", "gold"))
   resumed.restore(acted.saved())
   assert resumed.info["gold"].mean() == 6.0
 
 
 def test_an_entry_has_no_mean_until_every_environment_has_ended_an_episode():
-  acted, nan = counters.Acted(log_info=("won",)), np.nan
+  acted, nan = counters.ActingCounts(log_info=("won",)), np.nan
   environments = acted.join(np.ones(2, np.bool_))
   returns, info = np.array([1.0, nan]), np.array([[1.0], [nan]])
   environments.add(2, slice(None), returns, returns, info)
@@ -113,8 +117,8 @@ def play(played, lengths, ends, steps, reward=-1.0):
 
 def test_no_mean_return_is_reported_while_short_episodes_bias_it():
   rng, lengths = np.random.default_rng(0), np.zeros(512, np.int64)
-  acted = counters.Acted()
-  played = counters.Played(acted, np.ones(512, np.bool_))
+  acted = counters.ActingCounts()
+  played = counters.LocalEnvironments(acted, np.ones(512, np.bool_))
   biased, means, scores = None, [], []
   for _ in play(played, lengths, lambda x: rng.random(512) < 0.01, steps=2000):
     if biased is None and acted.returns.is_full:
@@ -129,12 +133,12 @@ def test_no_mean_return_is_reported_while_short_episodes_bias_it():
 
 
 def test_a_resumed_run_waits_until_all_environments_end_an_episode():
-  first = counters.Acted()
+  first = counters.ActingCounts()
   first.add(10**6, np.full(100, -100.0), np.full(100, 100))
-  acted, lengths = counters.Acted(), np.zeros(2, np.int64)
+  acted, lengths = counters.ActingCounts(), np.zeros(2, np.int64)
   acted.restore(first.saved())
   assert acted.score() == -100.0  # The saved mean, without new episodes.
-  played = counters.Played(acted, np.ones(2, np.bool_))
+  played = counters.LocalEnvironments(acted, np.ones(2, np.bool_))
   line = acted.measure()
   assert (line["episodes"], line["episode_return"]) == (100, None)
   for _ in play(played, lengths, lambda x: x == [2, 4], steps=140):
@@ -150,8 +154,8 @@ def test_a_resumed_run_waits_until_all_environments_end_an_episode():
 @pytest.mark.parametrize("stuck", [1, 50])
 def test_there_is_no_score_while_episodes_do_not_end(stuck):
   rng, lengths = np.random.default_rng(0), np.zeros(50, np.int64)
-  acted = counters.Acted()
-  played = counters.Played(acted, np.ones(50, np.bool_))
+  acted = counters.ActingCounts()
+  played = counters.LocalEnvironments(acted, np.ones(50, np.bool_))
   alive = np.ones(50, np.bool_)
 
   def ends(steps):
@@ -175,7 +179,7 @@ def test_there_is_no_score_while_episodes_do_not_end(stuck):
 
 
 def test_environments_that_leave_are_not_waited_for():
-  acted, two = counters.Acted(), np.ones(2, np.bool_)
+  acted, two = counters.ActingCounts(), np.ones(2, np.bool_)
   first, second = acted.join(two), acted.join(np.array([True, False]))
   nothing, score = np.full(2, np.nan), np.array([1.0, np.nan])
   first.add(2, slice(None), score, np.ones(2))
@@ -194,7 +198,7 @@ def test_environments_that_leave_are_not_waited_for():
 
 
 def test_episodes_of_one_message_are_counted_in_the_order_of_their_ends():
-  acted, nan = counters.Acted(), np.nan
+  acted, nan = counters.ActingCounts(), np.nan
   environments = acted.join(np.array([True, True]))
   returns = np.array([[1.0] * 60, [2.0] * 60])
   environments.add(120, slice(None), returns, np.ones((2, 60)))
@@ -205,7 +209,7 @@ def test_episodes_of_one_message_are_counted_in_the_order_of_their_ends():
 
 
 def test_steps_per_second_is_the_rate_since_the_previous_line(clock):
-  acted = counters.Acted()
+  acted = counters.ActingCounts()
   acted.add(1000, np.zeros(0), np.zeros(0))
   clock[0] += 1
   acted.measure()
@@ -217,13 +221,13 @@ def test_steps_per_second_is_the_rate_since_the_previous_line(clock):
 
 
 def test_counts_continue_from_a_checkpoint(clock):
-  first = counters.Acted()
+  first = counters.ActingCounts()
   first.add(100, np.array([1.0, 3.0]), np.array([10, 20]))
   first.add_discarded(4)
   clock[0] += 5
   saved = first.saved()
   clock[0] += 100
-  resumed = counters.Acted()
+  resumed = counters.ActingCounts()
   resumed.restore(saved)
   clock[0] += 1
   line = resumed.measure()
@@ -237,7 +241,7 @@ def test_counts_continue_from_a_checkpoint(clock):
 
 
 def test_staleness_is_a_mean_over_the_latest_gradients():
-  learned = counters.Learned(window=2)
+  learned = counters.Progress(window=2)
   assert learned.measure() == {
     "learner_steps": 0,
     "learned_steps": 0,
@@ -255,13 +259,13 @@ def test_staleness_is_a_mean_over_the_latest_gradients():
     "loss": 1.0,
     "gradient_staleness": pytest.approx((3 * 1.0 + 5.0) / 4),
   }
-  other = counters.Learned()
+  other = counters.Progress()
   other.restore(learned.saved())
   assert (other.steps, other.learned_steps) == (5, 35.5)
 
 
 def test_only_many_skipped_updates_in_a_row_end_a_run(capfd):
-  learned = counters.Learned()
+  learned = counters.Progress()
   learned.skip(99)
   learned.check()
   learned.add(1.0, 0.0, {})
@@ -274,7 +278,7 @@ def test_only_many_skipped_updates_in_a_row_end_a_run(capfd):
   assert capfd.readouterr().err.count("an update was skipped") == 1
   assert learned.measure()["updates_skipped"] == 199
   assert learned.steps == 1
-  other = counters.Learned()
+  other = counters.Progress()
   other.restore(learned.saved())
   other.check()  # A resume ends a series of skipped updates.
   assert other.measure()["updates_skipped"] == 199
@@ -289,7 +293,7 @@ def test_the_quarter_of_environments_that_explores_least_is_reported():
 
 def test_an_environment_that_joins_again_has_ended_no_episode():
   """A mean return must wait for the first episode of each new environment."""
-  acted = counters.Acted()
+  acted = counters.ActingCounts()
   environments = acted.environments(np.array([True, True]))
   both = np.array([0, 1])
 

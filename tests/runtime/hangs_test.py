@@ -32,7 +32,7 @@ class Saver:
 
 def a_run(work, updates=lambda: 1, **fields):
   """Makes a process of one thread, whose lines have `learner_steps`."""
-  acted = counters.Acted()
+  acted = counters.ActingCounts()
 
   def line():
     return {"learner_steps": updates(), "wall_seconds": 1.0}

@@ -15,7 +15,7 @@ from tests import running
 
 
 def make(**fields):
-  acted = counters.Acted()
+  acted = counters.ActingCounts()
   fields = {"parts": {"acted": acted}, "measures": [acted], **fields}
   return process.Process(acted=acted, policy=lambda saved: saved, **fields)
 

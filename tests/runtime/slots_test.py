@@ -17,7 +17,7 @@ def test_a_slot_has_one_lease_at_a_time_and_is_free_after_it():
   leased = slots.Slots(5)
   first, second = leased.take(2), leased.take(2)
   assert (first.tolist(), second.tolist()) == ([0, 1], [2, 3])
-  with pytest.raises(wire.Refused, match=r"at most 1 .* found 2") as caught:
+  with pytest.raises(wire.Refusal, match=r"at most 1 .* found 2") as caught:
     leased.take(2)
   assert caught.value.code is wire.StatusCode.RESOURCE_EXHAUSTED
   assert leased.free == 1

@@ -263,7 +263,7 @@ def test_a_stopping_server_cancels_requests_that_have_no_answer(tmp_path, on):
     def close():
       session.closed += 1
       for request in session.requests:
-        request.refuse(wire.Refused(wire.StatusCode.CANCELLED, "over"))
+        request.refuse(wire.Refusal(wire.StatusCode.CANCELLED, "over"))
 
     session.close = close
     exchange.send(rows(1))

@@ -31,7 +31,7 @@ class Summing:
       assert self.closed.wait(300)
       raise RuntimeError("closed")
     if value == 9:
-      raise wire.Refused(wire.StatusCode.OUT_OF_RANGE, "no nines")
+      raise wire.Refusal(wire.StatusCode.OUT_OF_RANGE, "no nines")
     return inputs["x"].sum(axis=1, dtype=np.float64)
 
   def close(self):

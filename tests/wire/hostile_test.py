@@ -147,7 +147,7 @@ def test_an_odd_welcome_is_accepted_or_refused_with_a_reason(odd):
 @pytest.mark.parametrize("address", ["nowhere", "\ud800:1", "a:1\n", "unix:"])
 def test_an_address_that_is_not_valid_is_refused(address):
   security = wire.Security(insecure=True)
-  with pytest.raises(wire.Refused, match="HOST:PORT or unix:PATH") as caught:
+  with pytest.raises(wire.Refusal, match="HOST:PORT or unix:PATH") as caught:
     admission.Addresses(1, security=security).take(address)
   assert caught.value.code is Code.FAILED_PRECONDITION
   for good in ("learner.example:80", "[::1]:80", "unix:/tmp/a b"):
@@ -223,7 +223,7 @@ def test_a_connection_has_a_limit_of_refused_and_reset_calls(
   def open_session(hello):
     opened.append(hello)
     if how == "refused":
-      raise wire.Refused(Code.FAILED_PRECONDITION, "expected another")
+      raise wire.Refusal(Code.FAILED_PRECONDITION, "expected another")
     return server_lib.FunctionSession(lambda inputs: inputs)
 
   server.bind_stream("echo", open_session, ONE, ONE)
@@ -366,7 +366,7 @@ def test_a_client_that_was_silent_over_tcp_finds_the_server_running():
 
 
 def refuse(inputs):
-  raise wire.Refused(Code.CANCELLED, "this run is over")
+  raise wire.Refusal(Code.CANCELLED, "this run is over")
 
 
 def test_a_process_that_has_joined_sends_messages_regularly(

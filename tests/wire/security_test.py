@@ -376,7 +376,7 @@ def test_parameter_servers_need_tls_and_a_token(files):
   there = "10.0.0.5:8471"
   with pytest.raises(types.ConfigError, match="TLS and a token"):
     admission.Addresses(1, [there])
-  with pytest.raises(wire.Refused, match="that the learner may reach"):
+  with pytest.raises(wire.Refusal, match="that the learner may reach"):
     admission.Addresses(1).take(there)
   addresses = admission.Addresses(1, [there], client_of(files["ours"]))
   assert addresses.take(there) == 0

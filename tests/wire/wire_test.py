@@ -56,7 +56,7 @@ class Recorder:
     if value == 8:
       raise KeyError("eight")
     if value == 9:
-      raise wire.Refused(Code.OUT_OF_RANGE, "no nines")
+      raise wire.Refusal(Code.OUT_OF_RANGE, "no nines")
     return {"x": inputs["x"] * 2}
 
   def close(self):
@@ -91,7 +91,7 @@ def make_server(address, max_streams=4):
 
   def open_session(hello):
     if "nope" in hello:
-      raise wire.Refused(Code.PERMISSION_DENIED, "not you")
+      raise wire.Refusal(Code.PERMISSION_DENIED, "not you")
     sessions.append(Recorder(hello))
     return sessions[-1]
 
@@ -879,8 +879,8 @@ def test_a_stream_that_another_thread_ends_has_that_threads_status():
   aborted = []
 
   def session(request):
-    stream._ended = wire.Refused(code.UNAVAILABLE, "silent")
-    raise wire.Refused(code.CANCELLED, "closed")
+    stream._ended = wire.Refusal(code.UNAVAILABLE, "silent")
+    raise wire.Refusal(code.CANCELLED, "closed")
 
   stream._open = lambda: session
   stream._next = lambda requests: b"request"

@@ -96,7 +96,7 @@ class Experiment(Generic[C]):
 
   def with_presets(
     self, config: C, agent: str = "", presets: str = "auto"
-  ) -> tuple[C, list[presets_lib.Applied]]:
+  ) -> tuple[C, list[presets_lib.Changes]]:
     """Returns a config with presets applied, and each preset's changes.
 
     Args:
@@ -114,7 +114,7 @@ class Experiment(Generic[C]):
       # The config of a named agent has the agent's preset already.
       before = self._with_only(agent) if name == agent else config
       values = configs.differing(before, change(before))
-      applied.append(presets_lib.Applied(name, values, measured))
+      applied.append(presets_lib.Changes(name, values, measured))
       config = change(config)
     return config, applied
 

@@ -62,7 +62,7 @@ class Preset:
 
 
 @dataclasses.dataclass(frozen=True)
-class Applied:
+class Changes:
   """The changes that a preset has made to a config.
 
   Attributes:

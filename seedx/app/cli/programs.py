@@ -34,7 +34,7 @@ _OFTEN = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Request:
   """All settings of an experiment's command line.
 
   Attributes:
@@ -89,7 +89,7 @@ def read(
   argv: Sequence[str],
   module: str,
   program: str = "",
-) -> tuple[Asked, Sequence[str]]:
+) -> tuple[Request, Sequence[str]]:
   """Reads an experiment's command line; see `main` for the arguments.
 
   Returns:
@@ -125,7 +125,9 @@ def read(
   return asked, [line for x in applied if (line := x.line(asked.run))]
 
 
-def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
+def asked_of(
+  experiment: experiments.Experiment[Any], agent: str = ""
+) -> Request:
   """Returns all settings of an experiment's command line, without presets.
 
   Raises:
@@ -144,12 +146,12 @@ def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
     names = ("all", "learner", *roles)
     default = types.setting("all", changes="process", labels=False)
     process = _choice("role", sentence, default, names, joining.Config)
-  return Asked(chosen, config, process=process)
+  return Request(chosen, config, process=process)
 
 
 def _defaults(
   experiment: experiments.Experiment[Any], name: str, argv: Sequence[str]
-) -> tuple[Asked, list[presets_lib.Applied]]:
+) -> tuple[Request, list[presets_lib.Changes]]:
   """Returns the defaults of a command line, and the presets that changed them.
 
   Defaults and presets depend on the environment, the agent and the run to
@@ -187,7 +189,9 @@ def _defaults(
   return dataclasses.replace(asked, run=config), applied
 
 
-def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
+def _often(
+  experiment: experiments.Experiment[Any], asked: Request
+) -> list[str]:
   """Returns the settings to list first in `--help`.
 
   The list has the first setting of each part, then the settings that presets
@@ -227,7 +231,7 @@ def _roles(config: process.Config) -> list[str]:
 
 
 def _train(
-  asked: Asked, name: str, presets: Sequence[str], others_join: bool
+  asked: Request, name: str, presets: Sequence[str], others_join: bool
 ) -> int:
   """Trains, prints the result, and returns the exit status."""
   if others_join:
@@ -274,7 +278,7 @@ def _used_by_others(others: cpu_time.Others) -> list[str]:
   ]
 
 
-def _result(asked: Asked, run: training.Run) -> list[str]:
+def _result(asked: Request, run: training.Run) -> list[str]:
   """Returns the result of a run as lines."""
   lines: list[str] = []
   last: Mapping[str, Any] = run.metrics
@@ -303,7 +307,7 @@ def _result(asked: Asked, run: training.Run) -> list[str]:
 
 def _join(
   experiment: experiments.Experiment[Any],
-  asked: Asked,
+  asked: Request,
   name: str,
   given: Collection[str],
 ) -> int:

@@ -52,7 +52,7 @@ class Config:
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
+class Origin:
   """The arrays that a run takes from another run.
 
   Attributes:
@@ -104,7 +104,7 @@ def check_resumed(saved: run_dirs.Config, options: Config) -> None:
     )
 
 
-def take(config: process.Config, options: Config) -> Taken | None:
+def take(config: process.Config, options: Config) -> Origin | None:
   """Reads the arrays that a run begins with; None without `init_from`.
 
   No code that the other run names is executed.
@@ -151,7 +151,7 @@ def take(config: process.Config, options: Config) -> Taken | None:
     f"{len(sizes)} arrays with {sum(sizes):,} parameters",
     *_counted(taken[_STATISTICS]),
   ]
-  return Taken(params, statistics, origin, types.printable(" | ".join(words)))
+  return Origin(params, statistics, origin, types.printable(" | ".join(words)))
 
 
 def _split(options: Config) -> tuple[str, str]:

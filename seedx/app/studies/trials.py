@@ -249,7 +249,7 @@ def words_of(experiment: str, env: str, total_steps: int) -> list[str]:
   return [name, *default, *options, "--total-steps", str(total_steps)]
 
 
-def read(words: Sequence[str]) -> "programs.Asked":
+def read(words: Sequence[str]) -> "programs.Request":
   """Parses a trial's words; if wrong, prints a line and exits with status 2."""
   programs = importlib.import_module("seedx.app.cli.programs")
   module = experiments.load_module(words[0])

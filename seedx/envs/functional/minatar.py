@@ -173,7 +173,7 @@ class Crossing(NamedTuple):
   last_action: jax.Array
 
 
-class Spawned(NamedTuple):
+class Spawn(NamedTuple):
   """The random draws of `Asterix` for a new object.
 
   Attributes:
@@ -244,7 +244,7 @@ class Asterix(Episodic):
     sticky_key, side_key, kind_key, row_key = jax.random.split(rng_key, 4)
     action = jnp.array(self._actions)[action]
     action = _sticky(state.last_action, action, sticky_key, self._sticky)
-    drawn = Spawned(
+    drawn = Spawn(
       jax.random.bernoulli(side_key),
       jax.random.bernoulli(kind_key, 1 / 3),
       jax.random.uniform(row_key, (8,)),
@@ -252,7 +252,7 @@ class Asterix(Episodic):
     return self.advance(state._replace(last_action=action), action, drawn)
 
   def advance(
-    self, state: Crossing, action: jax.Array, drawn: Spawned
+    self, state: Crossing, action: jax.Array, drawn: Spawn
   ) -> Outcome:
     """Returns the outcome of an action, `[]`, given the random draws."""
     state = _spawned(state, drawn)
@@ -331,7 +331,7 @@ def _moved(
   return jnp.clip(place + step, low, high)
 
 
-def _spawned(state: Crossing, drawn: Spawned) -> Crossing:
+def _spawned(state: Crossing, drawn: Spawn) -> Crossing:
   """Adds the new object, if it is due and a row is free."""
   is_due = state.spawn_timer == 0
   row = jnp.argmax(jnp.where(state.there, -1.0, drawn.rank))

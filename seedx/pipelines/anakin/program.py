@@ -13,7 +13,7 @@ from seedx.agents import acting_step, base
 from seedx.envs import functional, observations
 from seedx.learning import learner as learner_lib
 from seedx.learning import plan as plan_lib
-from seedx.learning import replayed, updates
+from seedx.learning import replay_source, updates
 from seedx.on_cpu import random_keys
 from seedx.pipelines.anakin import faults as faults_lib
 
@@ -156,7 +156,7 @@ class Program:
     self.period = learner.unroll_length
     self.past = self.agent.needs.time_steps(self.period) - self.period - 1
     self._exploration = self.agent.exploration(num_envs)
-    self._replay: replayed.CoreReplay | None = None
+    self._replay: replay_source.CoreReplay | None = None
     if plan.replay is not None:
       self._replay = plan.replay_of_core(self.agent, len(learner.cores()))
 

@@ -18,7 +18,7 @@ from seedx.agents import base
 from seedx.envs import functional, observations
 from seedx.learning import learner as learner_lib
 from seedx.learning import plan as plan_lib
-from seedx.learning import replayed
+from seedx.learning import replay_source
 from seedx.pipelines.anakin import faults as faults_lib
 from seedx.pipelines.anakin.program import Clock, Keys, Output, Program, State
 from seedx.runtime import counters, process
@@ -106,7 +106,7 @@ class Training:
       plan=config.plan,
     )
     num_seeds = config.num_seeds
-    self.acted = counters.Acted(
+    self.acted = counters.ActingCounts(
       total_steps=config.total_steps,
       wall_clock=wall_clock,
       log_info=config.env.log_info,
@@ -134,7 +134,7 @@ class Training:
       replay = jax.eval_shape(self._init, agent, self._keys)[0].replay
       size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(replay))
       cores = config.learner.cores()
-      replayed.check_memory(config.replay, cores, size // len(cores))
+      replay_source.check_memory(config.replay, cores, size // len(cores))
     self._faulty_steps = 0
     self._state: State = self._started(agent)
     self._advance = self._per_core(
@@ -153,7 +153,9 @@ class Training:
     self._env_steps, self._learned_steps = 0, 0.0
     self._last = (time.monotonic(), 0)
     where = " of the training with seed {}" if num_seeds > 1 else ""
-    self._skipped = [counters.Skipped(where.format(k)) for k in self._returns]
+    self._skipped = [
+      counters.SkippedUpdates(where.format(k)) for k in self._returns
+    ]
     self._metrics: dict[str, float] = {}
 
   def begin(self, params: types.Tree, statistics: types.Tree) -> None:

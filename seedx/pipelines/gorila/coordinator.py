@@ -13,7 +13,7 @@ from seedx.agents import base
 from seedx.launch import admission
 from seedx.launch import nodes as nodes_lib
 from seedx.learning import plan as plan_lib
-from seedx.learning import replayed
+from seedx.learning import replay_source
 from seedx.pipelines.gorila import (
   parameter_server,
   reports,
@@ -168,4 +168,4 @@ def _check(agent: base.Agent, config: Config, replay_bytes: int) -> None:
     )
   if config.address.startswith("unix:"):  # All workers are on this machine.
     cpus = jax.devices("cpu")[:1] * config.workers.num_workers
-    replayed.check_memory(config.replay, cpus, replay_bytes)
+    replay_source.check_memory(config.replay, cpus, replay_bytes)

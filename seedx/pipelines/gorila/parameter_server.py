@@ -156,7 +156,7 @@ class Shard:
     """Fills the shard if it is empty; replies with the shard's parameters.
 
     Raises:
-      wire.Refused: INVALID_ARGUMENT, a parameter is not finite, or a number is
+      wire.Refusal: INVALID_ARGUMENT, a parameter is not finite, or a number is
         out of its range.
     """
     wire.check_finite("parameters", params.vector)
@@ -179,7 +179,7 @@ class Shard:
     updates old, or if the result would not be finite.
 
     Raises:
-      wire.Refused: UNAVAILABLE, the shard is empty: `start` it; or
+      wire.Refusal: UNAVAILABLE, the shard is empty: `start` it; or
         INVALID_ARGUMENT, the gradient is not finite, or a number is out of its
         range, such as a version higher than the shard's.
     """
@@ -202,7 +202,7 @@ class Shard:
     """Returns the target parameters and their version; their `resets` are 0.
 
     Raises:
-      wire.Refused: UNAVAILABLE, the shard is empty.
+      wire.Refusal: UNAVAILABLE, the shard is empty.
     """
     del nothing
     with self._lock:
@@ -214,7 +214,7 @@ class Shard:
     """Returns the leaves of the whole state.
 
     Raises:
-      wire.Refused: UNAVAILABLE, the shard is empty.
+      wire.Refusal: UNAVAILABLE, the shard is empty.
     """
     del nothing
     with self._lock:
@@ -224,7 +224,7 @@ class Shard:
     """Continues from what `save` returned.
 
     Raises:
-      wire.Refused: UNAVAILABLE, the shard has already applied gradients; or
+      wire.Refusal: UNAVAILABLE, the shard has already applied gradients; or
         INVALID_ARGUMENT, the state is not finite, or a number is out of its
         range.
     """
@@ -236,7 +236,7 @@ class Shard:
     wire.check_range("resets", state.resets, -_MAX_UPDATES, state.updates)
     with self._lock:
       if self._has_learned:
-        raise wire.Refused(
+        raise wire.Refusal(
           wire.StatusCode.UNAVAILABLE,
           "the shard has already applied gradients (its version is"
           f" {self.version}); restart its server to restore a checkpoint",
@@ -245,9 +245,9 @@ class Shard:
     return ()
 
   def _filled(self) -> base.AgentState:
-    """Returns the state; raises wire.Refused if the shard is empty."""
+    """Returns the state; raises wire.Refusal if the shard is empty."""
     if self._state is None:
-      raise wire.Refused(
+      raise wire.Refusal(
         wire.StatusCode.UNAVAILABLE, "this shard has no parameters yet"
       )
     return self._state

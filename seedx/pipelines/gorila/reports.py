@@ -63,7 +63,7 @@ class Report(NamedTuple):
   """A worker's experience and counts since its previous report.
 
   Attributes:
-    steps: `[N, L]`, see `local_actor.Unreported.take`.
+    steps: `[N, L]`, see `local_actor.Backlog.take`.
     num_steps: `[]` int32, number of steps of each environment.
     counts: counts of gradients, bytes and waits.
   """
@@ -141,7 +141,7 @@ class Reports:
       replay: settings of each worker's replay.
       needs: needs of the agent.
     """
-    self.learned = counters.Learned()
+    self.learned = counters.Progress()
     self._connected = connected
     self._is_ready = is_ready
     self._replay = replay
@@ -170,11 +170,11 @@ class Reports:
     """Opens a worker's session, after the parameter servers are restored.
 
     Raises:
-      wire.Refused: UNAVAILABLE, servers are not restored; or see
+      wire.Refusal: UNAVAILABLE, servers are not restored; or see
         `sessions.Sessions.open`.
     """
     if not self._is_ready():
-      raise wire.Refused(
+      raise wire.Refusal(
         wire.StatusCode.UNAVAILABLE, "the run is being restored"
       )
     session = self._connected.open(hello)
@@ -218,7 +218,7 @@ class Reports:
     """Counts a report; returns the env steps that are not yet learned from.
 
     Raises:
-      wire.Refused: rows are missing, a number is out of its range, or steps are
+      wire.Refusal: rows are missing, a number is out of its range, or steps are
         out of order; nothing is counted.
     """
     counts, steps = report.counts, report.steps

@@ -125,7 +125,7 @@ class SavedShards:
       except wire.WireError as error:
         if error.code not in _TEMPORARY:
           raise
-        with contextlib.suppress(wire.Refused):  # Some servers are late.
+        with contextlib.suppress(wire.Refusal):  # Some servers are late.
           security_check.run(self._addresses.all())
         if time.monotonic() > patient_until:
           message = f"cannot restore the parameter servers yet: {error.message}"
@@ -149,7 +149,7 @@ class SavedShards:
   def _address(self, shard: int) -> str:
     try:
       return self._addresses.all()[shard]
-    except wire.Refused as refused:
+    except wire.Refusal as refused:
       raise wire.WireError(refused.code, refused.message) from None
 
   def _call(self, shard: int, method: str, request: types.Tree) -> types.Tree:

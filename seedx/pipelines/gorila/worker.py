@@ -272,7 +272,7 @@ class _Worker:
       waits=self._waits,
       exploration=unroll_messages.exploration(exchange.welcome, num_envs),
     )
-    self._unreported = local_actor.Unreported(
+    self._unreported = local_actor.Backlog(
       num_envs, programs.layout.length, len(programs.spec.log_info)
     )
     self._batches = 0

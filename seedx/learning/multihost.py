@@ -81,7 +81,7 @@ class OnCore(updates.OnCore):
     return _unless_idle(state, super().apply(state, total), reports)
 
 
-class Together(learner.Learner):
+class MultihostLearner(learner.Learner):
   """A learner that learns from the batches of all hosts.
 
   All hosts need the same `rng_key`. Only one thread may call `learn` or `run`.

@@ -42,7 +42,7 @@ class Message(NamedTuple):
     self.finish()
     self.request.reply(message)
 
-  def refuse(self, reason: wire.Refused) -> None:
+  def refuse(self, reason: wire.Refusal) -> None:
     """Ends the actor's stream."""
     self.finish()
     self.request.refuse(reason)
@@ -52,7 +52,7 @@ class Message(NamedTuple):
     self.refuse(over())
 
 
-class Received:
+class Decoder:
   """A decoder of the messages for all slots, which checks and counts them.
 
   One thread calls `take`. Any thread may call the other methods.
@@ -63,7 +63,7 @@ class Received:
     inputs: wire.Layout,
     layout: unroll_store.Layout,
     reported: np.ndarray,
-    acted: counters.Acted,
+    acted: counters.ActingCounts,
     returns_are_sums: bool,
   ) -> None:
     """Starts without sessions.
@@ -111,7 +111,7 @@ class Received:
     """
     try:
       return messages, self._batch(messages, sizes)
-    except (wire.Refused, wire.MessageError):
+    except (wire.Refusal, wire.MessageError):
       pass  # At least one message breaks a rule, and none has been counted.
     accepted, batches = [], []
     for message in messages:
@@ -120,8 +120,8 @@ class Received:
         accepted.append(message)
       except wire.MessageError as error:
         code = wire.StatusCode.INVALID_ARGUMENT
-        message.refuse(wire.Refused(code, str(error)))
-      except wire.Refused as refused:
+        message.refuse(wire.Refusal(code, str(error)))
+      except wire.Refusal as refused:
         message.refuse(refused)
     return accepted, self._joined(batches, sizes) if batches else None
 
@@ -131,7 +131,7 @@ class Received:
     """Returns the batch of messages, unless one of them breaks a rule.
 
     Raises:
-      wire.Refused: INVALID_ARGUMENT, an index or a step is not valid; no
+      wire.Refusal: INVALID_ARGUMENT, an index or a step is not valid; no
         message has been counted.
       wire.MessageError: a message cannot be decoded; none has been counted.
     """
@@ -204,6 +204,6 @@ def _one_step(rows: types.Rows) -> episodes.Steps:
   )
 
 
-def over() -> wire.Refused:
+def over() -> wire.Refusal:
   """Returns the refusal of an actor whose run is over."""
-  return wire.Refused(wire.StatusCode.CANCELLED, "this run is over")
+  return wire.Refusal(wire.StatusCode.CANCELLED, "this run is over")

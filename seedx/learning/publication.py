@@ -11,7 +11,7 @@ from seedx import sharding, types
 from seedx.learning import pending
 
 
-class Published:
+class Publication:
   """The newest acting parameters on each device that acts.
 
   An update may still be computing the newest parameters. Until the update has

@@ -81,7 +81,7 @@ class CoreReplay:
     return share._replace(data=self.needs.stored(share.data))
 
 
-class Replayed(experience.Experience):
+class ReplaySource(experience.Experience):
   """Experience that samples windows from a replay on each core.
 
   After one share per core, the source yields the batches that are due by the

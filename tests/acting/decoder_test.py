@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seedx import envs, wire
-from seedx.acting import protocol, received, unroll_store
+from seedx.acting import decoder, protocol, unroll_store
 from seedx.runtime import counters
 from seedx.wire import server as server_lib
 from tests import fuzz
@@ -18,12 +18,12 @@ LAYOUT, _ = protocol.act_layouts(envs.spec(devices.CARTPOLE), ENVS)
 
 
 class Peers:
-  """Some actors, and a `Received` that takes their messages."""
+  """Some actors, and a `Decoder` that takes their messages."""
 
   def __init__(self):
-    self.acted = counters.Acted()
+    self.acted = counters.ActingCounts()
     # The returns of the first slot are not reported.
-    self.received = received.Received(
+    self.received = decoder.Decoder(
       LAYOUT,
       unroll_store.Layout(SLOTS, length=4, period=3),
       np.arange(SLOTS) > 0,
@@ -56,7 +56,7 @@ class Peers:
       self.answers[actor] = (refused.code, refused.message)
 
     request = server_lib.Request(message, LAYOUT.rows(message), answer)
-    return received.Message(request, self.slots[actor], lambda: None)
+    return decoder.Message(request, self.slots[actor], lambda: None)
 
   def state(self):
     """Returns all counts and refusals."""

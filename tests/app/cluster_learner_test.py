@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import checkpoint, signals, types
-from seedx.app import elsewhere
+from seedx.app import cluster_learner
 from seedx.app.runs import checkpointer, run_dirs
 from seedx.launch import config as launch_config
 from seedx.launch import ray_cluster
@@ -28,7 +28,9 @@ def trained(run_dir, resumes=False, stop=None):
   """Returns the directory and `resumes` that the work receives."""
   work = lambda run_dir, resumes, stop, ending: (run_dir, resumes)  # noqa: E731
   stop = stop or threading.Event()
-  return elsewhere.run(work, CONFIG, run_dir, resumes, stop, signals.Ending())
+  return cluster_learner.run(
+    work, CONFIG, run_dir, resumes, stop, signals.Ending()
+  )
 
 
 def test_a_run_begins_or_is_resumed(tmp_path, monkeypatch):
@@ -55,7 +57,7 @@ def test_a_run_that_another_machine_began_continues(tmp_path, capfd):
 
 def test_a_learner_waits_for_the_previous_one(tmp_path, monkeypatch):
   """A learner may still write after the cluster has lost its machine."""
-  monkeypatch.setattr(elsewhere, "_LOOK_SECONDS", 0.01)
+  monkeypatch.setattr(cluster_learner, "_LOOK_SECONDS", 0.01)
   claim = run_dirs.claimed(tmp_path)
   claim.__enter__()
   release = threading.Timer(0.2, claim.__exit__, (None, None, None))
@@ -70,7 +72,7 @@ def test_a_learner_waits_for_a_limited_time(tmp_path, monkeypatch):
     stop.set()
     with pytest.raises(types.ConfigError, match="another process"):
       trained(tmp_path, stop=stop)
-    monkeypatch.setattr(elsewhere, "_LEFT_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_learner, "_LEFT_SECONDS", 0.0)
     with pytest.raises(types.ConfigError, match="another process"):
       trained(tmp_path)
 
