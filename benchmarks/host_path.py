@@ -31,9 +31,8 @@ from seedx import types
 from seedx.acting import inference, inference_server
 from seedx.agents import vtrace
 from seedx.app import devices as devices_lib
-from seedx.runtime import counters
-from seedx.runtime import seeds as seeds_lib
-from seedx.wire import server as server_lib
+from seedx.runtime import counters, seeding
+from seedx.wire import serving
 
 _UNROLL_LENGTH = 20
 _START_SECONDS = 120.0
@@ -116,9 +115,9 @@ def _serving(
   """Serves the inference devices; yields the server's address."""
   with tempfile.TemporaryDirectory(prefix="seedx-") as folder:
     address = options.address or f"unix:{os.path.join(folder, 'server')}"
-    server = server_lib.Server(address, options.streams)
+    server = serving.Server(address, options.streams)
     service = inference_server.InferenceServer(
-      devices, seeds_lib.Seeds(0), counters.ActingCounts()
+      devices, seeding.Seeds(0), counters.ActingCounts()
     )
     service.bind(server)
     with server:

@@ -28,9 +28,8 @@ from seedx.agents import base, dqn, vtrace
 from seedx.app import compiled, devices
 from seedx.on_cpu import allocator
 from seedx.pipelines.gorila import parameter_server
-from seedx.runtime import counters
-from seedx.runtime import seeds as seeds_lib
-from seedx.wire import server as server_lib
+from seedx.runtime import counters, seeding
+from seedx.wire import serving
 
 _START_SECONDS = 600.0
 _UNROLL_LENGTH = 20
@@ -125,8 +124,8 @@ def act(
   while not acting_devices.measure()[_WAIT]:  # It is compiling.
     time.sleep(0.05)
   asked.send("ready")
-  server = server_lib.Server(asked.recv(), number)
-  seeds = seeds_lib.Seeds(0)
+  server = serving.Server(asked.recv(), number)
+  seeds = seeding.Seeds(0)
   inference_server.InferenceServer(
     acting_devices, seeds, counters.ActingCounts()
   ).bind(server)
@@ -181,7 +180,7 @@ def serve_parameters(
   """
   _prepare()
   agent, acting, params = agent_of(units)
-  server = server_lib.Server(address, 4)
+  server = serving.Server(address, 4)
   versions = itertools.count()
   parameters.Source(lambda: (acting, next(versions))).bind(server)
   shard = parameter_server.Shard(agent, max_staleness=100)
@@ -228,9 +227,7 @@ def _questions(asked: connection.Connection) -> Iterator[Any]:
       yield asked.recv()
 
 
-def _load(
-  server: server_lib.Server, message_bytes: int, seconds: float
-) -> Load:
+def _load(server: serving.Server, message_bytes: int, seconds: float) -> Load:
   start_seconds, start_cpu = time.monotonic(), time.process_time()
   start_bytes = server.transferred_bytes
   time.sleep(seconds)

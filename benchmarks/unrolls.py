@@ -15,8 +15,7 @@ from seedx.app.benchmark import work
 from seedx.pipelines import gorila, impala, seed
 from seedx.pipelines.gorila import parameter_server
 from seedx.pipelines.gorila import worker as worker_lib
-from seedx.runtime import counters
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import counters, seeding
 
 
 class Traffic(NamedTuple):
@@ -134,7 +133,7 @@ def _cost(
     programs,
     config.actors,
     counters.ActingCounts(),
-    seeds_lib.Seeds(0),
+    seeding.Seeds(0),
     config.env,
     newest=lambda: (acting, 0),
     sink=lambda share: True,

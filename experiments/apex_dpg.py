@@ -8,8 +8,7 @@ for several machines, see `impala`.
 
 import sys
 
-from seedx import app, envs
-from seedx import replay as replay_lib
+from seedx import app, envs, replay
 from seedx.acting import protocol
 from seedx.agents import ddpg
 from seedx.learning import learner
@@ -30,7 +29,7 @@ EXPERIMENT = app.Experiment(
     actors=protocol.Actors(num_actors=2, envs_per_actor=4),
     fetch_interval=16,
     learner=learner.InboxConfig(unroll_length=4, batch_size=8),
-    replay=replay_lib.PrioritizedConfig(
+    replay=replay.PrioritizedConfig(
       replay_min_steps=1_000, replay_batch_size=256, replay_ratio=256.0
     ),
   ),

@@ -195,9 +195,9 @@ _OTHERS = {
   "seedx/runtime/memory.py": "/proc and /sys",
   "seedx/signals.py": "/dev/null",
   "seedx/wire/listening.py": "sockets",
-  "seedx/wire/pipe.py": "sockets",
-  "seedx/wire/security.py": "certificates that the user names",
-  "seedx/wire/server.py": "sockets",
+  "seedx/wire/unix_pipe.py": "sockets",
+  "seedx/wire/authentication.py": "certificates that the user names",
+  "seedx/wire/serving.py": "sockets",
 }
 _OPENS = {
   "open",

@@ -29,8 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import tree
 
-from seedx import envs, types, wire
-from seedx import replay as replay_lib
+from seedx import envs, replay, types, wire
 from seedx.acting import (
   inference,
   local_actor,
@@ -42,13 +41,10 @@ from seedx.acting import (
   unroll_store,
 )
 from seedx.agents import base, dqn
-from seedx.launch import admission, joining
-from seedx.launch import nodes as nodes_lib
+from seedx.launch import admission, joining, topology
 from seedx.pipelines.gorila import parameter_server, reports
-from seedx.runtime import counters
-from seedx.runtime import seeds as seeds_lib
-from seedx.wire import calls
-from seedx.wire import server as server_lib
+from seedx.runtime import counters, seeding
+from seedx.wire import calls, serving
 from tests import fakes
 from tests.acting import devices
 from tests.pipelines import parameter_server_test
@@ -117,7 +113,7 @@ def bound(server):
     programs,
     protocol.Actors(256 // ENVS, ENVS),
     counters.ActingCounts(),
-    seeds_lib.Seeds(0),
+    seeding.Seeds(0),
     CARTPOLE,
     newest=lambda: (jnp.float32(0), 7),
     sink=lambda share: True,
@@ -134,12 +130,12 @@ def bound(server):
 
   exploration = np.zeros(256, np.float32)
   connected = sessions.Sessions(
-    exploration, counters.ActingCounts(), seeds_lib.Seeds(0), CARTPOLE
+    exploration, counters.ActingCounts(), seeding.Seeds(0), CARTPOLE
   )
   reported = reports.Reports(
     connected,
     lambda: True,
-    replay_lib.Config(),
+    replay.Config(),
     base.Needs(4),
   )
   inputs = reports.layout(layout.length, ENVS, ["loss", "q_mean"])
@@ -164,7 +160,7 @@ def bound(server):
       )
     ),
   ]
-  roles = [nodes_lib.Node("actor", run=print, config=None, count=64)]
+  roles = [topology.Node("actor", run=print, config=None, count=64)]
   admission.Roles(roles, "ppo", {"seed": 3}, {}).bind(server)
   asked = dataclasses.asdict(joining.Hello(role="actor"))
   methods.append(Method(joining.JOIN, wire.NOTHING, asked, [()]))
@@ -288,7 +284,7 @@ class _Context:
 def send_here(server, method, text, frames):
   """Serves a stream without gRPC; returns its status."""
   context = _Context(text)
-  stream = server_lib._Stream(
+  stream = serving._Stream(
     server._methods[method.name], context, threading.Event(), None
   )
   try:
@@ -358,7 +354,7 @@ def run(count):
   handler.emit = logged.append
   logging.getLogger().addHandler(handler)
   with tempfile.TemporaryDirectory() as folder:
-    server = server_lib.Server(f"unix:{folder}/server", 64)
+    server = serving.Server(f"unix:{folder}/server", 64)
     methods = bound(server)
     with server:
       healthy = Healthy(server.address, ENVS)

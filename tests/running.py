@@ -16,8 +16,7 @@ import numpy as np
 from seedx import types
 from seedx.acting import protocol, sessions, unroll_messages
 from seedx.agents import base
-from seedx.runtime import process
-from seedx.runtime import running as running_lib
+from seedx.runtime import process, running
 
 
 def wait_until(condition, failed=lambda: None, seconds=300):
@@ -87,7 +86,7 @@ class Own:
 
   def run(self, check=lambda: None):
     """Runs the process without its nodes; returns the last line of metrics."""
-    return running_lib.run(
+    return running.run(
       self.process, self.context, [self.sink], self.config.log_seconds, check
     )
 

@@ -11,7 +11,7 @@ import tree
 from seedx import trees, types, wire
 from seedx.acting import episodes, unroll_store
 from seedx.runtime import counters
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 
 
 class Message(NamedTuple):
@@ -23,7 +23,7 @@ class Message(NamedTuple):
     finish: function that is called right before the answer, maybe twice.
   """
 
-  request: server_lib.Request
+  request: serving.Request
   slots: np.ndarray
   finish: Callable[[], None]
 

@@ -115,7 +115,7 @@ class Evaluator:
       acting: acting parameters; see `Config.per_row`.
       seed: seed of environment 0, and of the agent's random numbers;
         environment k has `seed + k`. Training does not use the seeds of
-        `seeds.evaluation_seed`.
+        `seeding.evaluation_seed`.
       stop: event that ends the play early.
       env_steps: env steps of the run, for `envs.at`; None for the environment
         as it was configured.

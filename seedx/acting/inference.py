@@ -15,8 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import metrics, sharding, types, wire
-from seedx.acting import batcher, decoder, protocol, thin_actor, unroll_store
-from seedx.acting import slots as slots_lib
+from seedx.acting import (
+  batcher,
+  decoder,
+  protocol,
+  slot_table,
+  thin_actor,
+  unroll_store,
+)
 from seedx.agents import acting_step, base
 from seedx.on_cpu import random_keys
 from seedx.runtime import counters
@@ -254,7 +260,7 @@ class Inference:
     replies: batcher.Replies,
   ) -> None:
     self.sizes = sizes
-    self.slots = slots_lib.Slots(sizes.layout.num_slots)
+    self.slots = slot_table.Slots(sizes.layout.num_slots)
     self.env = np.zeros(sizes.layout.num_slots, np.int32)
     inputs, self._outputs = layouts
     self.received = decoder.Decoder(

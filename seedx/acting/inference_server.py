@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from seedx.acting import decoder, inference, protocol
-from seedx.acting import slots as slots_lib
-from seedx.runtime import counters
-from seedx.runtime import seeds as seeds_lib
-from seedx.wire import server as server_lib
+from seedx.acting import decoder, inference, protocol, slot_table
+from seedx.runtime import counters, seeding
+from seedx.wire import serving
 
 
 class InferenceServer:
@@ -22,7 +20,7 @@ class InferenceServer:
   def __init__(
     self,
     acting: inference.Devices,
-    seeds: seeds_lib.Seeds,
+    seeds: seeding.Seeds,
     acted: counters.ActingCounts,
   ) -> None:
     self._acting = acting
@@ -30,7 +28,7 @@ class InferenceServer:
     self._acted = acted
     self._lock = threading.Lock()
 
-  def bind(self, server: server_lib.Server) -> None:
+  def bind(self, server: serving.Server) -> None:
     """Binds the stream `protocol.ACT`."""
     server.bind_batched(protocol.ACT, self.open, *self._acting.layouts)
 
@@ -41,7 +39,7 @@ class InferenceServer:
       wire.Refusal: the hello is malformed, or no device has n free slots.
     """
     devices = self._acting.devices
-    num_envs = slots_lib.wanted(hello, devices[0].sizes.layout.num_slots)
+    num_envs = slot_table.wanted(hello, devices[0].sizes.layout.num_slots)
     with self._lock:
       device = max(devices, key=lambda x: x.slots.free)
       slots = device.slots.take(num_envs)
@@ -73,7 +71,7 @@ class Session:
     self._busy = False
     self._closed = False
 
-  def receive(self, request: server_lib.Request) -> None:
+  def receive(self, request: serving.Request) -> None:
     """Takes the rows of a message; the inference device answers it."""
     with self._lock:
       if self._closed:

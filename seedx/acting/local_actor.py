@@ -10,7 +10,7 @@ import numpy as np
 from seedx import envs, metrics, types
 from seedx.acting import episodes, unroll_store
 from seedx.agents import acting_step, base
-from seedx.envs.processes import restarts as restarts_lib
+from seedx.envs.processes import restarting
 from seedx.on_cpu import random_keys
 
 
@@ -174,7 +174,7 @@ class LocalActor:
     waits: metrics.Waits,
     exploration: np.ndarray | None = None,
     num_threads: int = 1,
-    restarts: restarts_lib.Restarts | None = None,
+    restarts: restarting.Restarts | None = None,
   ) -> None:
     """Starts the environments.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from seedx import types, wire
 from seedx.acting import unroll_messages
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 
 
 class Source:
@@ -27,7 +27,7 @@ class Source:
     self._copying = threading.Lock()
     self._copy: unroll_messages.Snapshot | None = None
 
-  def bind(self, server: server_lib.Server) -> None:
+  def bind(self, server: serving.Server) -> None:
     """Binds the method `unroll_messages.PARAMETERS`."""
     acting, _ = self._newest()
     server.bind(

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from seedx import envs, metrics, wire
-from seedx.acting import episodes
-from seedx.acting import slots as slots_lib
-from seedx.runtime import counters
-from seedx.runtime import seeds as seeds_lib
+from seedx.acting import episodes, slot_table
+from seedx.runtime import counters, seeding
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,7 +52,7 @@ class Sessions:
     self,
     exploration: np.ndarray,
     acted: counters.ActingCounts,
-    seeds: seeds_lib.Seeds,
+    seeds: seeding.Seeds,
     env: envs.Config,
   ) -> None:
     """Makes a free slot for each element of the `[slots]` exploration."""
@@ -62,7 +60,7 @@ class Sessions:
     self._exploration = exploration
     self._reported = counters.explores_least(exploration)
     self._returns_are_sums = envs.returns_are_sums(env)
-    self._slots = slots_lib.Slots(len(exploration))
+    self._slots = slot_table.Slots(len(exploration))
     self._seeds = seeds
     self._lock = threading.Lock()
     self._open: set[Session] = set()
@@ -74,7 +72,7 @@ class Sessions:
     Raises:
       wire.Refusal: the hello is malformed, or fewer than n slots are free.
     """
-    num_envs = slots_lib.wanted(hello, len(self._exploration))
+    num_envs = slot_table.wanted(hello, len(self._exploration))
     slots = self._slots.take(num_envs)
     first_seed = self._seeds.take(num_envs)
     session = Session(

@@ -18,9 +18,8 @@ from seedx.acting import (
   sessions,
   unroll_messages,
 )
-from seedx.runtime import counters
-from seedx.runtime import seeds as seeds_lib
-from seedx.wire import server as server_lib
+from seedx.runtime import counters, seeding
+from seedx.wire import serving
 
 _MAX_PRIORITY = float(np.finfo(np.float32).max)
 # Takes a share. Blocks while the learner's queue is full, and returns False
@@ -40,7 +39,7 @@ class UnrollServer:
     programs: local_actor.Programs,
     actors: protocol.Actors,
     acted: counters.ActingCounts,
-    seeds: seeds_lib.Seeds,
+    seeds: seeding.Seeds,
     env: envs.Config,
     newest: Callable[[], tuple[types.Tree, int]],
     sink: Sink,
@@ -69,7 +68,7 @@ class UnrollServer:
     self._filling = threading.Lock()
     self._shares = _Shares(programs.layout.num_slots)
 
-  def bind(self, server: server_lib.Server) -> None:
+  def bind(self, server: serving.Server) -> None:
     """Binds the streams for parameters and for unrolls."""
     self._parameters.bind(server)
     server.bind_stream(

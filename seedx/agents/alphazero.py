@@ -16,15 +16,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from seedx import distributions, losses, networks, types
-from seedx import replay as replay_lib
-from seedx.agents import acting_step, base, optimizers, windows
-from seedx.agents import model as model_lib
+from seedx import distributions, losses, networks, replay, types
+from seedx.agents import acting_step, base, models, optimizers, replay_windows
 from seedx.envs.functional import games
 from seedx.envs.functional import search as search_lib
 
 # Values of a window of games, of which a network sees the positions once.
-REPLAY = replay_lib.Config(
+REPLAY = replay.Config(
   replay_capacity=50_000,
   replay_min_steps=4_000,
   replay_batch_size=512,
@@ -37,7 +35,7 @@ _LARGEST_ESTIMATE = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(model_lib.Config):
+class Config(models.Config):
   """Hyper-parameters of AlphaZero.
 
   Attributes:
@@ -145,7 +143,7 @@ class Config(model_lib.Config):
       state: base.AgentState, gradients: base.Gradients
     ) -> base.AgentState:
       state = optimizer.descend(state, gradients.params)
-      return model_lib.count_batch(state, ())
+      return models.count_batch(state, ())
 
     return base.Agent(
       init=lambda rng_key: start(player.model.init(rng_key).params, 0),
@@ -205,9 +203,9 @@ class _Player:
     self._config, self._spec, self._axis_name = config, spec, axis_name
     self._game: games.Game = spec.game
     head = networks.PolicyValueHead(self._game.num_actions)
-    self.model = model_lib.Model.make(spec, _with_torso(config), head)
+    self.model = models.Model.make(spec, _with_torso(config), head)
     n_step = min(config.n_step, self._game.max_moves)
-    self._windows = windows.Windows(
+    self._windows = replay_windows.Windows(
       transitions=n_step if config.replayed else None, n_step=n_step
     )
     self.needs = dataclasses.replace(
@@ -310,7 +308,7 @@ class _Player:
 
   def _positions(
     self, unroll: types.Unroll
-  ) -> tuple[types.Inputs, jax.Array, windows.Steps]:
+  ) -> tuple[types.Inputs, jax.Array, replay_windows.Steps]:
     """Returns inputs `[T + 1, B]`, search policies `[T, B]`, and steps.
 
     A window of a replay becomes one transition, to the end of its n-step
@@ -381,7 +379,7 @@ class _Player:
     """
     size = inputs.timestep.reward.shape[1]
     output = self.model.unroll(
-      model_lib.Variables(params, ()),
+      models.Variables(params, ()),
       inputs,
       self.model.initial_core_state(size),
     )

@@ -15,9 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from seedx import losses, networks, replay, types
-from seedx.agents import action_vectors, base, optimizers
-from seedx.agents import model as model_lib
-from seedx.agents import windows as windows_lib
+from seedx.agents import (
+  action_vectors,
+  base,
+  models,
+  optimizers,
+  replay_windows,
+)
 
 # The replay for training in one process: one update for each env step.
 REPLAY = replay.Config(
@@ -29,7 +33,7 @@ QFunction = Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(windows_lib.Config):
+class Config(replay_windows.Config):
   """Hyper-parameters that agents with critics add to those of windows.
 
   Attributes:
@@ -163,7 +167,7 @@ class Acting(NamedTuple):
     updates: `[]` int32, number of updates so far.
   """
 
-  variables: model_lib.Variables
+  variables: models.Variables
   hyperparameters: Mapping[str, jax.Array]
   updates: jax.Array
 
@@ -239,7 +243,7 @@ def make(
     if not windows.replayed:  # Only priorities need the critics.
       params = {key: x for key, x in params.items() if key != "critic"}
     return Acting(
-      model_lib.Variables(params, state.statistics),
+      models.Variables(params, state.statistics),
       state.hyperparameters,
       state.updates,
     )
@@ -258,8 +262,8 @@ def make(
     state: base.AgentState, gradients: base.Gradients
   ) -> base.AgentState:
     state = optimizer.descend(state, gradients.params)
-    state = model_lib.count_batch(state, gradients.moments)
-    return windows_lib.update_targets(config, state, policy.target_groups)
+    state = models.count_batch(state, gradients.moments)
+    return replay_windows.update_targets(config, state, policy.target_groups)
 
   return base.Agent(
     init=init,
@@ -280,12 +284,12 @@ def make(
 class _Pair:
   """The actor and its critics, and the windows that they learn from."""
 
-  actor: model_lib.Model
-  critic: model_lib.Model
-  guide: model_lib.Model  # The critics that `Policy.losses` evaluates.
+  actor: models.Model
+  critic: models.Model
+  guide: models.Model  # The critics that `Policy.losses` evaluates.
   policy: Policy
   space: action_vectors.Space
-  windows: windows_lib.Windows
+  windows: replay_windows.Windows
   noise_correlation: float
   random_start: bool
   axis_name: str | None
@@ -317,11 +321,11 @@ class _Pair:
     # are 0, would be computed. The first critic's parameters keep their names.
     guide = head.clone(num_critics=1) if first_guides else head
     return cls(
-      actor=model_lib.Model.make(
+      actor=models.Model.make(
         spec, config, networks.ActorHead(policy.num_parameters)
       ),
-      critic=model_lib.Model.make(spec, features, head),
-      guide=model_lib.Model.make(spec, features, guide),
+      critic=models.Model.make(spec, features, head),
+      guide=models.Model.make(spec, features, guide),
       policy=policy,
       space=space,
       windows=config.windows,
@@ -331,7 +335,7 @@ class _Pair:
       atoms=tuple(atoms),
     )
 
-  def init(self, rng_key: jax.Array) -> model_lib.Variables:
+  def init(self, rng_key: jax.Array) -> models.Variables:
     """Returns the parameters of all groups, and the statistics."""
     actor_key, critic_key = jax.random.split(rng_key)
     actor = self.actor.init(actor_key)
@@ -423,12 +427,12 @@ class _Pair:
     self,
     state: base.AgentState,
     unroll: types.Unroll,
-    steps: windows_lib.Steps,
+    steps: replay_windows.Steps,
   ) -> tuple["_View", "_View"]:
     """Returns views of the learned steps, and of those to bootstrap from."""
     inputs, core_state = self.windows.warmed_up(
       self.actor,
-      model_lib.Variables(state.params["actor"], state.statistics),
+      models.Variables(state.params["actor"], state.statistics),
       unroll.inputs,
       _network_state(unroll.core_state),
     )
@@ -444,7 +448,7 @@ class _Pair:
     self, state: base.AgentState, rng_key: jax.Array, view: "_View"
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the critics' outputs and the entropy bonus, `[T + 1, B, ...]`."""
-    variables = model_lib.Variables(
+    variables = models.Variables(
       state.params | state.target_params, state.statistics
     )
     outputs, _ = self._act(variables, view)
@@ -465,7 +469,7 @@ class _Pair:
     self,
     state: base.AgentState,
     view: "_View",
-    steps: windows_lib.Steps,
+    steps: replay_windows.Steps,
     target: tuple[jax.Array, jax.Array],
     importance_weight: jax.Array,
   ) -> tuple[types.Tree, dict[str, jax.Array], jax.Array | None]:
@@ -474,7 +478,7 @@ class _Pair:
     def loss_share(
       critic: types.Tree,
     ) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
-      variables = model_lib.Variables({"critic": critic}, state.statistics)
+      variables = models.Variables({"critic": critic}, state.statistics)
       outputs = _criticize(self.critic, variables, view, steps.action)
       q_taken = jnp.mean(self.q_values(outputs), axis=-1)
       q_taken, per_step = self.windows.learned(
@@ -486,7 +490,7 @@ class _Pair:
       metrics = {
         "loss": loss,
         "q_mean": losses.mean_share(q_taken, per_step.weight, self.axis_name),
-        **windows_lib.diagnostics(
+        **replay_windows.diagnostics(
           td_error=per_step.td_error,
           weight=per_step.weight,
           importance_weight=importance_weight,
@@ -509,7 +513,7 @@ class _Pair:
     state: base.AgentState,
     rng_key: jax.Array,
     view: "_View",
-    steps: windows_lib.Steps,
+    steps: replay_windows.Steps,
   ) -> tuple[types.Tree, dict[str, jax.Array]]:
     """Returns this core's gradients of all groups but the critics, and metrics.
 
@@ -523,14 +527,14 @@ class _Pair:
     learned = {key: x for key, x in params.items() if key != "critic"}
 
     def q_function(action: jax.Array) -> jax.Array:
-      variables = model_lib.Variables(params, state.statistics)
+      variables = models.Variables(params, state.statistics)
       outputs = _criticize(self.guide, variables, view, action)
       return self.q_values(outputs)
 
     def loss_share(
       learned: types.Tree,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-      variables = model_lib.Variables(params | learned, state.statistics)
+      variables = models.Variables(params | learned, state.statistics)
       outputs, _ = self._act(variables, view)
       proposal = self.policy.propose(variables.params, outputs, noise)
       by_group, diagnostics = self.policy.losses(
@@ -564,7 +568,7 @@ class _Pair:
     outputs: jax.Array,
     target_outputs: jax.Array,
     entropy_bonus: jax.Array,
-    steps: windows_lib.Steps,
+    steps: replay_windows.Steps,
   ) -> losses.QLearningLoss:
     """Returns the critics' losses `[T, B]`.
 
@@ -604,7 +608,7 @@ class _Pair:
 
   def _steps(
     self, unroll: types.Unroll, discount: jax.Array
-  ) -> windows_lib.Steps:
+  ) -> replay_windows.Steps:
     steps = self.windows.steps(self.actor, unroll, discount)
     return steps._replace(action=self.space.normalized(steps.action))
 
@@ -626,7 +630,7 @@ class _Pair:
     return jnp.where(first[:, None], fresh, later)
 
   def _act(
-    self, variables: model_lib.Variables, view: "_View"
+    self, variables: models.Variables, view: "_View"
   ) -> tuple[jax.Array, types.Tree]:
     """Returns the actor's outputs `[T, B, P]`, and the next core state."""
     output = self.actor.unroll(
@@ -678,8 +682,8 @@ class _View(NamedTuple):
 
 
 def _criticize(
-  critic: model_lib.Model,
-  variables: model_lib.Variables,
+  critic: models.Model,
+  variables: models.Variables,
   view: _View,
   action: jax.Array,
 ) -> jax.Array:

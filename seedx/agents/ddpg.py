@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import losses, types
-from seedx.agents import action_vectors, base, critics
-from seedx.agents import atoms as atoms_lib
+from seedx.agents import action_vectors, base, critics, return_atoms
 
 # The replay for training in one process.
 REPLAY = critics.REPLAY
@@ -60,7 +59,7 @@ class Config(critics.Config):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for atoms that cannot hold returns."""
     super().__post_init__()
-    atoms_lib.spaced(self.num_atoms, self.value_min, self.value_max)
+    return_atoms.spaced(self.num_atoms, self.value_min, self.value_max)
 
   def make(
     self,
@@ -77,7 +76,7 @@ class Config(critics.Config):
       space,
       axis_name,
       horizon,
-      atoms=atoms_lib.spaced(self.num_atoms, self.value_min, self.value_max),
+      atoms=return_atoms.spaced(self.num_atoms, self.value_min, self.value_max),
       first_guides=True,
     )
     if not self.noise_ladder:

@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx import distributions, losses, networks, types
-from seedx.agents import base, optimizers
-from seedx.agents import model as model_lib
-from seedx.agents import policy as policy_lib
+from seedx.agents import base, models, optimizers, policy_model
 from seedx.on_cpu import blocks
 
 # The batch axis of each array of a `types.Unroll`, see `blocks`.
@@ -23,7 +21,7 @@ _SPREAD = ("advantage", "value_target", "value_error")
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(model_lib.Config):
+class Config(models.Config):
   """Hyper-parameters that actor-critics add to those of every agent.
 
   Attributes:
@@ -52,7 +50,7 @@ class Config(model_lib.Config):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
-    model_lib.check_core(self.core)
+    models.check_core(self.core)
     if self.core is not None and not self.recurrent:
       raise types.ConfigError(
         "expected recurrent True with a core of your own, found False"
@@ -63,9 +61,9 @@ class Config(model_lib.Config):
     """The core, or an LSTM; None if the network is not recurrent."""
     if not self.recurrent:
       return None
-    return model_lib.memory(self.core, self.lstm_size, self.compute_dtype)
+    return models.memory(self.core, self.lstm_size, self.compute_dtype)
 
-  def policy(self, spec: types.EnvironmentSpec) -> policy_lib.Policy:
+  def policy(self, spec: types.EnvironmentSpec) -> policy_model.Policy:
     """Makes the policy for an environment.
 
     Raises:
@@ -74,8 +72,8 @@ class Config(model_lib.Config):
     distribution = distributions.for_spec(spec.action)
     head = networks.PolicyValueHead(distribution.num_parameters)
     towers = 2 if self.towers == "apart" else 1
-    model = model_lib.Model.make(spec, self, head, towers)
-    return policy_lib.Policy(model, distribution, self.normalize_rewards)
+    model = models.Model.make(spec, self, head, towers)
+    return policy_model.Policy(model, distribution, self.normalize_rewards)
 
   def for_continuous(self) -> Self:
     """Returns a copy for continuous actions, whose entropy has no bound."""
@@ -97,7 +95,7 @@ class Loss(Protocol):
 
   def __call__(
     self,
-    evaluation: policy_lib.Evaluation,
+    evaluation: policy_model.Evaluation,
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
@@ -156,7 +154,7 @@ def make(
     def per_step(
       params: types.Tree, part: types.Unroll
     ) -> losses.ActorCriticLoss:
-      variables = model_lib.Variables(params, state.statistics)
+      variables = models.Variables(params, state.statistics)
       evaluation = policy.evaluate(
         variables, part, state.hyperparameters, deviation
       )
@@ -171,11 +169,11 @@ def make(
     state: base.AgentState, gradients: base.Gradients
   ) -> base.AgentState:
     state = optimizer.descend(state, gradients.params)
-    return model_lib.count_batch(state, gradients.moments)
+    return models.count_batch(state, gradients.moments)
 
   return base.Agent(
     init=init,
-    acting=lambda state: model_lib.Variables(state.params, state.statistics),
+    acting=lambda state: models.Variables(state.params, state.statistics),
     initial_core_state=policy.initial_core_state,
     step=policy.step,
     greedy=policy.greedy,

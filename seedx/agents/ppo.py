@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx import losses, types
-from seedx.agents import base, model, optimizers, policy_gradient
-from seedx.agents import policy as policy_lib
+from seedx.agents import base, models, optimizers, policy_gradient, policy_model
 from seedx.on_cpu import blocks, permutations
 
 
@@ -102,7 +101,7 @@ class Entries(NamedTuple):
   action: jax.Array
   core_state: types.Tree
   behaviour_log_prob: jax.Array
-  before: policy_lib.StepEvaluation
+  before: policy_model.StepEvaluation
   advantage: jax.Array
   weight: jax.Array
 
@@ -139,7 +138,7 @@ class Loss(Protocol):
 
   def __call__(
     self,
-    evaluated: policy_lib.StepEvaluation,
+    evaluated: policy_model.StepEvaluation,
     minibatch: Minibatch,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
@@ -173,7 +172,7 @@ def make(
   optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
 
   def whole_loss(
-    evaluation: policy_lib.Evaluation,
+    evaluation: policy_model.Evaluation,
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
@@ -203,7 +202,7 @@ def make(
 
 
 def loss(
-  evaluated: policy_lib.StepEvaluation,
+  evaluated: policy_model.StepEvaluation,
   minibatch: Minibatch,
   hyperparameters: Mapping[str, jax.Array],
   *,
@@ -240,7 +239,7 @@ def loss(
 
 
 def _make_update(
-  policy: policy_lib.Policy,
+  policy: policy_model.Policy,
   config: Config,
   step: Step,
   optimizer: optimizers.Optimizer,
@@ -269,13 +268,13 @@ def _make_update(
       output = types.LossOutput(weight, metrics)
     else:
       state, output = _take_all_steps(step, state, draw, keys)
-    return model.count_batch(state, moments), output
+    return models.count_batch(state, moments), output
 
   return update
 
 
 def _make_step(
-  policy: policy_lib.Policy,
+  policy: policy_model.Policy,
   loss: Loss,
   axes: Minibatch | None,
   optimizer: optimizers.Optimizer,
@@ -287,7 +286,7 @@ def _make_step(
     state: base.AgentState, entries: Entries
   ) -> tuple[base.AgentState, types.LossOutput]:
     def per_step(params: types.Tree, part: Minibatch) -> losses.ActorCriticLoss:
-      variables = model.Variables(params, state.statistics)
+      variables = models.Variables(params, state.statistics)
       steps = part.entries
       evaluated = policy.evaluate_steps(
         variables, steps.inputs, steps.action, steps.core_state
@@ -382,7 +381,7 @@ _MINIBATCH_AXES = Minibatch._make(
 
 
 def _evaluated(
-  policy: policy_lib.Policy,
+  policy: policy_model.Policy,
   state: base.AgentState,
   batch: types.Unroll,
   deviation: jax.Array | None,
@@ -390,7 +389,7 @@ def _evaluated(
   in_steps: bool,
 ) -> Entries:
   """Returns a batch as entries of single steps, or of whole unrolls."""
-  variables = model.Variables(state.params, state.statistics)
+  variables = models.Variables(state.params, state.statistics)
   evaluate = functools.partial(
     policy.evaluate,
     variables,
@@ -404,8 +403,8 @@ def _evaluated(
 
 
 def _entries(
-  policy: policy_lib.Policy,
-  evaluation: policy_lib.Evaluation,
+  policy: policy_model.Policy,
+  evaluation: policy_model.Evaluation,
   unroll: types.Unroll,
   hyperparameters: Mapping[str, jax.Array],
 ) -> Entries:
@@ -427,7 +426,7 @@ def _entries(
 
 
 def _single_steps(
-  policy: policy_lib.Policy, variables: model.Variables, entries: Entries
+  policy: policy_model.Policy, variables: models.Variables, entries: Entries
 ) -> Entries:
   """Cuts entries `[T, B, ...]` into single steps `[1, T * B, ...]`."""
 

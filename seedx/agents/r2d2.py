@@ -10,9 +10,7 @@ from typing import Self
 import flax.linen as nn
 
 from seedx import replay, types
-from seedx.agents import dqn
-from seedx.agents import model as model_lib
-from seedx.agents import windows as windows_lib
+from seedx.agents import dqn, models, replay_windows
 
 # The replay's config. Batches are small, since a sequence has many steps.
 REPLAY = replay.PrioritizedConfig(
@@ -66,7 +64,7 @@ class Config(dqn.Config):
     types.check_range(
       "sequence_length", self.sequence_length, self.n_step, 2**16
     )
-    model_lib.check_core(self.core)
+    models.check_core(self.core)
     if not self.replayed:
       raise types.ConfigError(
         "expected replayed True, since R2D2 learns from sequences of a replay,"
@@ -95,9 +93,9 @@ class Config(dqn.Config):
     )
 
   @property
-  def windows(self) -> windows_lib.Windows:
+  def windows(self) -> replay_windows.Windows:
     """The sequences that the agent learns from."""
-    return windows_lib.Windows(
+    return replay_windows.Windows(
       transitions=self.sequence_length,
       n_step=self.n_step,
       burn_in=self.burn_in,
@@ -109,4 +107,4 @@ class Config(dqn.Config):
   @property
   def memory(self) -> nn.Module | None:
     """The core, or an LSTM; None for no memory."""
-    return model_lib.memory(self.core, self.lstm_size, self.compute_dtype)
+    return models.memory(self.core, self.lstm_size, self.compute_dtype)

@@ -12,9 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx import losses, networks, replay, types
-from seedx.agents import atoms as atoms_lib
-from seedx.agents import base, dqn, value_based
-from seedx.agents import model as model_lib
+from seedx.agents import base, dqn, models, return_atoms, value_based
 
 # The replay for training; its priorities are one of Rainbow's components.
 REPLAY = replay.PrioritizedConfig(
@@ -53,7 +51,7 @@ class Config(dqn.Config):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value that Rainbow does not support."""
     super().__post_init__()
-    atoms_lib.spaced(self.num_atoms, self.value_min, self.value_max)
+    return_atoms.spaced(self.num_atoms, self.value_min, self.value_max)
     if self.num_atoms and (self.rescale or self.huber_delta):
       raise types.ConfigError(
         "expected rescale False and huber_delta 0 with a distribution of"
@@ -68,7 +66,7 @@ class Config(dqn.Config):
     falls to 0. DeepMind's `dqn_zoo` has a noise scale of 0.1 instead of 0.5.
     """
     # Not `super()`: DQN's preset has a Huber loss, which Rainbow's loss lacks.
-    images = model_lib.Config.for_images(self)
+    images = models.Config.for_images(self)
     return dataclasses.replace(
       images,
       learning_rate=6.25e-5,
@@ -105,7 +103,7 @@ class Config(dqn.Config):
     )
     if not self.num_atoms:
       return make(loss=dqn.loss_of(self), head=head)
-    atoms = atoms_lib.spaced(self.num_atoms, self.value_min, self.value_max)
+    atoms = return_atoms.spaced(self.num_atoms, self.value_min, self.value_max)
     loss = functools.partial(_loss, self, jnp.float32(atoms))
     categorical = networks.CategoricalQHead(head, atoms)
     return make(loss=loss, head=categorical)

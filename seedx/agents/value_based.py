@@ -11,13 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import distributions, losses, networks, types
-from seedx.agents import base, optimizers
-from seedx.agents import model as model_lib
-from seedx.agents import windows as windows_lib
+from seedx.agents import base, models, optimizers, replay_windows
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(windows_lib.Config):
+class Config(replay_windows.Config):
   """Hyper-parameters that agents with Q-values add to those of windows.
 
   Attributes:
@@ -57,7 +55,7 @@ class Acting(NamedTuple):
     discount: `[]`, gamma, for the initial priorities of windows.
   """
 
-  variables: model_lib.Variables
+  variables: models.Variables
   epsilon: jax.Array
   discount: jax.Array
 
@@ -168,7 +166,7 @@ def make(
     )
 
   def acting(state: base.AgentState) -> Acting:
-    variables = model_lib.Variables(state.params, state.statistics)
+    variables = models.Variables(state.params, state.statistics)
     epsilon = _epsilon(config, state, decay_updates)
     return Acting(variables, epsilon, state.hyperparameters["discount"])
 
@@ -227,14 +225,14 @@ def exploration(config: Config, num_envs: int) -> np.ndarray:
 
 def _model(
   spec: types.EnvironmentSpec, config: Config, head: nn.Module | None
-) -> model_lib.Model:
+) -> models.Model:
   head = head or networks.QHead(
     int(spec.action.num_values),
     config.dueling,
     config.stream_size,
     jnp.dtype(config.compute_dtype),
   )
-  return model_lib.Model.make(spec, config, head)
+  return models.Model.make(spec, config, head)
 
 
 def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
@@ -300,12 +298,12 @@ def _step(
 
 
 def _noisy_step(
-  q_model: model_lib.Model,
-  variables: model_lib.Variables,
+  q_model: models.Model,
+  variables: models.Variables,
   rng_key: jax.Array,
   inputs: types.Inputs,
   core_state: NoisyCoreState,
-) -> model_lib.Output:
+) -> models.Output:
   """Returns the outputs of a step, each row with the noise of its episode."""
   first = inputs.timestep.step_type == int(dm_env.StepType.FIRST)
   new_seed = jax.random.bits(rng_key, first.shape)
@@ -313,16 +311,16 @@ def _noisy_step(
 
   def row(
     inputs: types.Inputs, core_state: types.Tree, seed: jax.Array
-  ) -> model_lib.Output:
+  ) -> models.Output:
     stream = jax.tree.map(lambda x: x[None, None], inputs)
     core_state = jax.tree.map(lambda x: x[None], core_state)
     key = jax.random.key(seed)
     head, mask, core_state = q_model.unroll(variables, stream, core_state, key)
     head, mask = jax.tree.map(lambda x: x[:, 0], (head, mask))
     core_state = jax.tree.map(lambda x: x[0], core_state)
-    return model_lib.Output(head, mask, core_state)
+    return models.Output(head, mask, core_state)
 
-  axes: types.Tree = model_lib.Output(1, None, 0)
+  axes: types.Tree = models.Output(1, None, 0)
   if q_model.spec.action_mask is not None:
     axes = axes._replace(action_mask=1)
   output = jax.vmap(row, out_axes=axes)(inputs, core_state.network, seed)
@@ -333,10 +331,10 @@ def _noisy_step(
 class _QNetwork:
   """The network, its loss, and the windows that it learns from."""
 
-  model: model_lib.Model
+  model: models.Model
   loss: Loss
   axis_name: str | None
-  windows: windows_lib.Windows
+  windows: replay_windows.Windows
   noisy: bool
   bootstraps: bool
 
@@ -379,7 +377,7 @@ class _QNetwork:
       return loss, {
         "loss": loss,
         "q_mean": losses.mean_share(q_taken, per_step.weight, self.axis_name),
-        **windows_lib.diagnostics(
+        **replay_windows.diagnostics(
           td_error=per_step.td_error,
           weight=per_step.weight,
           importance_weight=batch.importance_weight,
@@ -445,7 +443,7 @@ class _QNetwork:
     at: jax.Array | None = None,
   ) -> types.Tree:
     """Returns the head's outputs after the burn-in, or only at steps `at`."""
-    variables = model_lib.Variables(params, state.statistics)
+    variables = models.Variables(params, state.statistics)
     inputs, core_state = self.windows.warmed_up(
       self.model,
       variables,
@@ -457,7 +455,7 @@ class _QNetwork:
 
   def _steps(
     self, unroll: types.Unroll, discount: jax.Array
-  ) -> windows_lib.Steps:
+  ) -> replay_windows.Steps:
     steps = self.windows.steps(self.model, unroll, discount)
     return steps._replace(action=steps.action.astype(jnp.int32))
 
@@ -465,7 +463,7 @@ class _QNetwork:
     self,
     outputs: types.Tree,
     target_outputs: types.Tree,
-    steps: windows_lib.Steps,
+    steps: replay_windows.Steps,
   ) -> tuple[jax.Array, losses.QLearningLoss]:
     """Returns, for the learned steps, the actions' Q-values and the losses."""
     evaluation = Evaluation(
@@ -489,11 +487,11 @@ def _apply(
   gradients: base.Gradients,
 ) -> base.AgentState:
   state = optimizer.descend(state, gradients.params)
-  state = model_lib.count_batch(state, gradients.moments)
-  return windows_lib.update_targets(config, state)
+  state = models.count_batch(state, gradients.moments)
+  return replay_windows.update_targets(config, state)
 
 
-def _legal(output: model_lib.Output) -> types.Tree:
+def _legal(output: models.Output) -> types.Tree:
   """Returns the head's outputs, with illegal actions far below all others."""
   q_values = distributions.only_legal(
     _q_values(output.head), output.action_mask

@@ -11,8 +11,7 @@ from typing import Self
 import jax
 
 from seedx import losses, types
-from seedx.agents import base, policy_gradient
-from seedx.agents import policy as policy_lib
+from seedx.agents import base, policy_gradient, policy_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Config(policy_gradient.Config):
 
 
 def _loss(
-  evaluation: policy_lib.Evaluation,
+  evaluation: policy_model.Evaluation,
   unroll: types.Unroll,
   hyperparameters: Mapping[str, jax.Array],
 ) -> losses.ActorCriticLoss:

@@ -16,7 +16,7 @@ from seedx import envs, files, types
 from seedx.acting import playing
 from seedx.app.cli import command_line
 from seedx.app.runs import opponents, run_dirs, statistics
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import seeding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _write(
 def _seed(of_run: int, options: Options) -> int:
   # Training rarely evaluates 2^18 episodes, so it has not used these seeds.
   number = 2**18 + options.seed * options.episodes
-  return seeds_lib.evaluation_seed(of_run, number)
+  return seeding.evaluation_seed(of_run, number)
 
 
 def _file_name(env_steps: int, seed_index: int, world: str) -> str:

@@ -7,8 +7,7 @@ from seedx import types, wire
 from seedx.app import compiled, devices
 from seedx.app.cli import configs, experiments
 from seedx.app.runs import opponents
-from seedx.launch import joining
-from seedx.launch import nodes as nodes_lib
+from seedx.launch import joining, topology
 from seedx.on_cpu import allocator
 from seedx.runtime import process
 
@@ -26,7 +25,7 @@ def experiment_of(
     raise types.ConfigError(
       "expected a learner whose experiment comes with seedx, found"
       f" {welcome.experiment or 'a script'}; copy its code here and run `python"
-      f" {script}.py --role {nodes_lib.kind(welcome.role)} --address {address}`"
+      f" {script}.py --role {topology.kind(welcome.role)} --address {address}`"
     )
   return experiments.load(welcome.experiment)
 

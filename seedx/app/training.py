@@ -36,12 +36,10 @@ from seedx.app.runs import (
   warm_start,
 )
 from seedx.envs import functions
-from seedx.launch import admission, hosts, instances, ray_cluster
+from seedx.launch import admission, hosts, instances, ray_cluster, topology
 from seedx.launch import config as launch_config
-from seedx.launch import nodes as nodes_lib
-from seedx.runtime import counters, hangs, process, running
+from seedx.runtime import clocks, counters, hangs, process, running
 from seedx.runtime import hosts as hosts_lib
-from seedx.runtime import wall_clock as wall_clock_lib
 
 # A user's logger may have to send its last lines to a server.
 _LOGGER_SECONDS = 60.0
@@ -264,7 +262,7 @@ def run(
     started_seconds: start of the run's clock, a time of `time.monotonic`; now
       if None. On another machine, the clock starts with the training there.
   """
-  wall_clock = wall_clock_lib.WallClock(started_seconds)
+  wall_clock = clocks.WallClock(started_seconds)
   functions.check_not_importing()
   _check_pipeline(config)
   asked = asked or config
@@ -349,14 +347,14 @@ def _run_there(
     resume=str(run_dir) if resumes else "",
   )
   work = dataclasses.replace(work, files=files)
-  return _run(work, stop, ending, wall_clock_lib.WallClock())
+  return _run(work, stop, ending, clocks.WallClock())
 
 
 def _run(
   work: _Work,
   stop: threading.Event,
   ending: signals.Ending,
-  wall_clock: wall_clock_lib.WallClock,
+  wall_clock: clocks.WallClock,
 ) -> Run:
   """Trains on this machine, possibly as one of several learner hosts."""
   with hosts.joined(_learner_hosts(work.config), stop, ending) as learners:
@@ -654,7 +652,7 @@ def _sockets(
 
 def _launched(
   config: Any, record: run_dirs.Config, sockets: str
-) -> tuple[Any, list[nodes_lib.Node], instances.Instances]:
+) -> tuple[Any, list[topology.Node], instances.Instances]:
   """Starts the other processes, unless `sockets` is "".
 
   Returns:
@@ -688,7 +686,7 @@ def _launched(
 def _roles(
   config: process.Config,
   record: run_dirs.Config,
-  nodes: Sequence[nodes_lib.Node],
+  nodes: Sequence[topology.Node],
   addresses: Mapping[str, admission.Addresses],
 ) -> admission.Roles:
   """Returns the roles and options for processes that join the run."""

@@ -10,7 +10,7 @@ from seedx import types
 from seedx.envs import config as env_config
 
 if TYPE_CHECKING:
-  from seedx.envs.processes import restarts as restarts_lib
+  from seedx.envs.processes import restarting
 
 
 class Environment(Protocol):
@@ -89,7 +89,7 @@ def make(
   seed: int = 0,
   num_threads: int = 1,
   render: bool = False,
-  restarts: "restarts_lib.Restarts | None" = None,
+  restarts: "restarting.Restarts | None" = None,
 ) -> Environment:
   """Makes environments; `reset` starts them.
 

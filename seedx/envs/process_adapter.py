@@ -15,8 +15,7 @@ import tree
 from seedx import types
 from seedx.envs import actions, observations
 from seedx.envs import config as env_config
-from seedx.envs.processes import child, messages
-from seedx.envs.processes import restarts as restarts_lib
+from seedx.envs.processes import child, messages, restarting
 
 _LAST = np.uint8(dm_env.StepType.LAST)
 
@@ -62,7 +61,7 @@ class ProcessEnvironment:
     seed: int = 0,
     num_threads: int = 1,
     render: bool = False,
-    restarts: restarts_lib.Restarts | None = None,
+    restarts: restarting.Restarts | None = None,
   ) -> None:
     self.num_envs = num_envs
     self.batch_size = observations.check_numbers(

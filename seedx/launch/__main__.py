@@ -19,7 +19,7 @@ import traceback
 from typing import BinaryIO
 
 from seedx import output, signals, types, wire
-from seedx.launch import nodes
+from seedx.launch import topology
 from seedx.on_cpu import allocator
 
 # The maximum length of a traceback; of a longer one, its ends are sent.
@@ -41,7 +41,7 @@ def _main() -> None:
   if sharing:
     # Leaves the accelerators to the learner.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    nodes.share_cores(sharing)
+    topology.share_cores(sharing)
     import jax
 
     allocator.keep_freed_memory()
@@ -62,10 +62,10 @@ def _main() -> None:
 
 
 def _message(stream: BinaryIO) -> bytes:
-  header = stream.read(nodes.SIZE.size)
-  if len(header) < nodes.SIZE.size:
+  header = stream.read(topology.SIZE.size)
+  if len(header) < topology.SIZE.size:
     os._exit(0)  # The parent has ended already.
-  return stream.read(nodes.SIZE.unpack(header)[0])
+  return stream.read(topology.SIZE.unpack(header)[0])
 
 
 def _leave_with_parent(folder: str) -> None:
@@ -85,7 +85,7 @@ def _exit_status() -> int:
   except (types.ConfigError, wire.WireError) as error:
     _send_error(str(error).strip() or type(error).__name__)
     is_usage = getattr(error, "code", _USAGE_CODES[0]) in _USAGE_CODES
-    return nodes.USAGE_STATUS if is_usage else 1
+    return topology.USAGE_STATUS if is_usage else 1
   except BaseException as error:
     text = "".join(traceback.format_exception_only(error))
     _send_error(text, traceback.format_exc())
@@ -103,7 +103,7 @@ def _send_error(error: str, trace: str = "") -> None:
     trace = f"{trace[:half]}\n...\n{trace[-half:]}"
   text = f"{line}\n{trace}".encode(errors="backslashreplace")
   with contextlib.suppress(OSError):
-    os.write(0, text[: nodes.ERROR_BYTES])
+    os.write(0, text[: topology.ERROR_BYTES])
 
 
 if __name__ == "__main__":

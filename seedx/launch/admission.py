@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seedx import types, wire
-from seedx.launch import joining
-from seedx.launch import nodes as nodes_lib
-from seedx.wire import server as server_lib
+from seedx.launch import joining, topology
+from seedx.wire import serving
 
 # Additional streams, for processes that wait or are refused.
 _MORE_STREAMS = 16
@@ -114,7 +113,7 @@ class Roles:
 
   def __init__(
     self,
-    all_nodes: Sequence[nodes_lib.Node],
+    all_nodes: Sequence[topology.Node],
     experiment: str,
     options: Mapping[str, Any],
     addresses: Mapping[str, Addresses],
@@ -133,7 +132,7 @@ class Roles:
     self._addresses = addresses
     self._reported: set[str] = set()
 
-  def bind(self, server: server_lib.Server) -> None:
+  def bind(self, server: serving.Server) -> None:
     """Binds `JOIN`, with more streams than there are processes to join."""
     count = sum(node.count for node in self._nodes.values())
     server.bind_stream(
@@ -144,7 +143,7 @@ class Roles:
       max_streams=2 * count + _MORE_STREAMS,
     )
 
-  def open(self, hello: Mapping[str, Any]) -> server_lib.Session:
+  def open(self, hello: Mapping[str, Any]) -> serving.Session:
     """Assigns a role to a process that joins.
 
     Raises:
@@ -159,9 +158,9 @@ class Roles:
         )
       raise
 
-  def _open(self, hello: joining.Hello) -> server_lib.Session:
+  def _open(self, hello: joining.Hello) -> serving.Session:
     joining.check_version(hello.version)
-    roles = list(dict.fromkeys(map(nodes_lib.kind, self._nodes)))
+    roles = list(dict.fromkeys(map(topology.kind, self._nodes)))
     role = hello.role or (roles[0] if len(roles) == 1 else "none")
     if role not in roles:
       raise wire.does_not_fit(f"--role {' or '.join(roles)}", role)
@@ -185,7 +184,7 @@ class Roles:
       role = f"{role}-{number}"
     needs_jax = self._nodes[role].needs_jax
     welcome = joining.Welcome(role, needs_jax, self._experiment, self._options)
-    return server_lib.FunctionSession(
+    return serving.FunctionSession(
       lambda nothing: nothing, dataclasses.asdict(welcome), close.close
     )
 

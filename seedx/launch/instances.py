@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from seedx import signals, types
-from seedx.launch import nodes
+from seedx.launch import topology
 
 # The run ends after this number of deaths of an instance within this time.
 _FATAL_DEATHS = 6
@@ -71,7 +71,7 @@ class Instances:
 
   def __init__(
     self,
-    all_nodes: list[nodes.Node],
+    all_nodes: list[topology.Node],
     start: Callable[[str, bytes], Running],
     folder: str = "",
   ) -> None:
@@ -79,7 +79,7 @@ class Instances:
 
     Args:
       all_nodes: the nodes.
-      start: starts an instance, given its role and its `nodes.message`.
+      start: starts an instance, given its role and its `topology.message`.
       folder: directory that the processes remove when this process has ended;
         empty for none.
 
@@ -89,7 +89,7 @@ class Instances:
     self.restarts = 0
     traces = _Traces()
     self._instances = [
-      _Instance(node, nodes.message(node, folder), start, traces)
+      _Instance(node, topology.message(node, folder), start, traces)
       for node in all_nodes
       for _ in range(node.count)
     ]
@@ -122,7 +122,7 @@ class Processes(Instances):
   process gets the signals too, and decides.
   """
 
-  def __init__(self, all_nodes: list[nodes.Node], folder: str = "") -> None:
+  def __init__(self, all_nodes: list[topology.Node], folder: str = "") -> None:
     """Starts all instances of the nodes, see `Instances`."""
     super().__init__(all_nodes, Process, folder)
 
@@ -174,7 +174,7 @@ class _Instance:
 
   def __init__(
     self,
-    node: nodes.Node,
+    node: topology.Node,
     message: bytes,
     start: Callable[[str, bytes], Running],
     traces: _Traces,
@@ -208,7 +208,7 @@ class _Instance:
     repeated = self._traces.report(trace)
     name, error = self.running.name, f": {error}" if error else ""
     # The config of an instance that has worked before is not wrong.
-    if status == nodes.USAGE_STATUS and self._is_first:
+    if status == topology.USAGE_STATUS and self._is_first:
       raise types.ConfigError(f"{name} cannot do its work{error}")
     died, seconds = f"{name} died with status {status}{error}", 0.0
     is_young = time.monotonic() - self._started_seconds < _YOUNG_SECONDS
@@ -224,7 +224,7 @@ class Process:
   """A process of this machine that runs a node."""
 
   def __init__(self, role: str, message: bytes) -> None:
-    """Starts the process, which reads a `nodes.message`."""
+    """Starts the process, which reads a `topology.message`."""
     self._role = role
     self._socket, stdin = socket.socketpair()
     with stdin, signals.pending():
@@ -250,7 +250,7 @@ class Process:
     self._socket.setblocking(False)
     text = b""
     with contextlib.suppress(OSError):
-      while part := self._socket.recv(nodes.ERROR_BYTES):
+      while part := self._socket.recv(topology.ERROR_BYTES):
         text += part
     self._socket.close()
     return text.decode(errors="replace")

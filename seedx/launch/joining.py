@@ -79,7 +79,7 @@ class Welcome:
 
   Attributes:
     role: role of one node, such as `actor` or `server-1`.
-    needs_jax: see `nodes.Node`.
+    needs_jax: see `topology.Node`.
     experiment: experiment that runs; empty for a script.
     options: settings of the pipeline's config by their names, as JSON.
     version: version of seedx.

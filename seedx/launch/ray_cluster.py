@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from seedx import signals, types, wire
-from seedx.launch import instances, joining, nodes
+from seedx.launch import instances, joining, topology
 from seedx.launch.config import Config
 
 _LOOK_SECONDS = 0.2
@@ -92,7 +92,7 @@ class Tasks(instances.Instances):
   """The instances of some nodes as tasks of a Ray cluster."""
 
   def __init__(
-    self, all_nodes: list[nodes.Node], config: Config, cluster: "Cluster"
+    self, all_nodes: list[topology.Node], config: Config, cluster: "Cluster"
   ) -> None:
     """Starts all instances of the nodes; `stop` leaves the cluster.
 
@@ -123,7 +123,7 @@ class Listening:
 
   address: str
   security: wire.Security
-  nodes: Mapping[str, nodes.Node]
+  nodes: Mapping[str, topology.Node]
   code: Mapping[str, Any]
 
 
@@ -213,11 +213,11 @@ def _elsewhere(
 
 
 def on_cluster(
-  all_nodes: list[nodes.Node],
+  all_nodes: list[topology.Node],
   learner: str,
   security: wire.Security,
   code: Mapping[str, Any],
-) -> list[nodes.Node]:
+) -> list[topology.Node]:
   """Returns nodes that choose their addresses on the machines where they run.
 
   Args:
@@ -230,8 +230,8 @@ def on_cluster(
   listening = {x.role: x for x in all_nodes if not x.config.address}
   if not listening:
     return all_nodes
-  (kind,) = {nodes.kind(role) for role in listening}
-  node = nodes.Node(
+  (kind,) = {topology.kind(role) for role in listening}
+  node = topology.Node(
     kind,
     _listen,
     Listening(learner, security, listening, code),
@@ -249,7 +249,7 @@ def _listen(config: Listening, stop: threading.Event) -> None:
     probe.connect((learner, int(port)))
     host = probe.getsockname()[0]
   address = f"{host}:{_free_port(host)}"
-  (kind,) = {nodes.kind(role) for role in config.nodes}
+  (kind,) = {topology.kind(role) for role in config.nodes}
 
   def play(assignment: joining.Welcome, ended: threading.Event) -> None:
     node = config.nodes[assignment.role]

@@ -16,19 +16,18 @@ from seedx.agents import base
 from seedx.learning import (
   blocking,
   experience,
+  inbox,
   pending,
+  plans,
   publication,
   replay_source,
   updates,
 )
-from seedx.learning import inbox as inbox_lib
-from seedx.learning import plan as plan_lib
-from seedx.runtime import counters
-from seedx.runtime import hosts as hosts_lib
+from seedx.runtime import counters, hosts
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(hosts_lib.Config):
+class Config(hosts.Config):
   """Settings of a learner.
 
   Attributes:
@@ -70,9 +69,9 @@ class Config(hosts_lib.Config):
     batch_steps: int,
     replay: replay_lib.Config | None = None,
     num_envs: int = 0,
-  ) -> plan_lib.Plan:
-    """Returns the amounts of experience of a run; see `plan.Plan`."""
-    return plan_lib.Plan(
+  ) -> plans.Plan:
+    """Returns the amounts of experience of a run; see `plans.Plan`."""
+    return plans.Plan(
       total_steps,
       batch_steps,
       replay,
@@ -237,7 +236,7 @@ class Learner:
     self._dispatching = False
     # Metrics of the last finished update, on the device until `measure`.
     self._metrics: updates.Metrics | None = None
-    self.inbox = inbox_lib.Inbox(
+    self.inbox = inbox.Inbox(
       self.cores,
       config.queue_capacity if isinstance(config, InboxConfig) else 1,
     )

@@ -8,8 +8,7 @@ import jax
 
 from seedx import sharding, types
 from seedx.agents import base
-from seedx.learning import learner, multihost
-from seedx.learning import plan as plan_lib
+from seedx.learning import learner, multihost, plans
 from seedx.runtime import counters, process
 
 
@@ -29,7 +28,7 @@ class Config(Protocol):
     """Config of the learner devices."""
 
   @property
-  def plan(self) -> plan_lib.Plan:
+  def plan(self) -> plans.Plan:
     """Amounts of experience of the run."""
 
 

@@ -28,11 +28,9 @@ import jax
 from seedx import envs, metrics, sharding, types
 from seedx.acting import local_actor
 from seedx.agents import base
-from seedx.envs.processes import restarts as restarts_lib
-from seedx.learning import plan as plan_lib
-from seedx.learning import shared
-from seedx.runtime import counters, process
-from seedx.runtime import seeds as seeds_lib
+from seedx.envs.processes import restarting
+from seedx.learning import plans, shared_state
+from seedx.runtime import counters, process, seeding
 
 # Acting waits while the worker learns, and learning waits while it acts.
 _WAITS = (
@@ -59,9 +57,9 @@ class Config(process.Config):
   env_restarts: int = types.setting(5, changes="resume", low=0, high=2**20)
 
   @property
-  def plan(self) -> plan_lib.Plan:
+  def plan(self) -> plans.Plan:
     """The run's amounts of experience."""
-    return plan_lib.Plan(
+    return plans.Plan(
       self.total_steps,
       self.workers.batch_steps,
       workers=self.workers.num_workers,
@@ -109,11 +107,11 @@ class _Team:
       jax.random.key(config.seed), 1 + workers.num_workers
     )
     state = jax.jit(agent.init)(init_key)
-    self.shared = shared.Shared(agent, state, device)
+    self.shared = shared_state.Shared(agent, state, device)
     self.learned = self.shared.learned
     self.acted = context.acted(spec, config.total_steps)
-    self.seeds = seeds_lib.Seeds(config.seed)
-    self.restarts = restarts_lib.Restarts(config.env_restarts, self.seeds.take)
+    self.seeds = seeding.Seeds(config.seed)
+    self.restarts = restarting.Restarts(config.env_restarts, self.seeds.take)
     self.acting = jax.jit(agent.acting)
     self.waits = metrics.Waits(dict.fromkeys(_WAITS, workers.num_workers))
     self._config = config

@@ -18,7 +18,7 @@ https://arxiv.org/abs/1803.00933, figure 1 and algorithms 1 and 2.
 import dataclasses
 
 from seedx import replay as replay_lib
-from seedx.learning import plan as plan_lib
+from seedx.learning import plans
 from seedx.pipelines import impala
 
 
@@ -37,6 +37,6 @@ class Config(impala.Config):
     self.learner.parts_of_unrolls(self.replay)
 
   @property
-  def plan(self) -> plan_lib.Plan:
+  def plan(self) -> plans.Plan:
     """The run's amounts of experience."""
     return dataclasses.replace(super().plan, replay=self.replay)

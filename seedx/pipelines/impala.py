@@ -20,11 +20,10 @@ import functools
 
 from seedx import envs, types
 from seedx.acting import local_actor, protocol, unroll_actor, unroll_server
-from seedx.agents import model
-from seedx.launch import nodes as nodes_lib
+from seedx.agents import models
+from seedx.launch import topology
 from seedx.learning import learner as learner_lib
-from seedx.learning import learners
-from seedx.learning import plan as plan_lib
+from seedx.learning import learners, plans
 from seedx.runtime import process
 
 
@@ -50,7 +49,7 @@ class Config(process.ServerConfig):
     self.learner.check_batches(self.learner.parts)
 
   @property
-  def plan(self) -> plan_lib.Plan:
+  def plan(self) -> plans.Plan:
     """The run's amounts of experience."""
     return self.learner.plan(
       self.total_steps,
@@ -58,12 +57,12 @@ class Config(process.ServerConfig):
       num_envs=self.actors.num_envs,
     )
 
-  def nodes(self) -> list[nodes_lib.Node]:
+  def nodes(self) -> list[topology.Node]:
     """Returns the actors, on any machines that can connect to the learner."""
     work = unroll_actor.Work(
       address=self.address,
       env=self.env,
-      agent=model.on_cpu(self.agent),
+      agent=models.on_cpu(self.agent),
       horizon=self.plan.horizon,
       actors=self.actors,
       unroll_length=self.learner.unroll_length,
@@ -72,7 +71,7 @@ class Config(process.ServerConfig):
     )
     count = self.actors.num_actors
     return [
-      nodes_lib.Node("actor", unroll_actor.run, work, count, needs_jax=True)
+      topology.Node("actor", unroll_actor.run, work, count, needs_jax=True)
     ]
 
   def learn(self, context: process.Context) -> process.Process:

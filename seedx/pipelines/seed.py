@@ -17,10 +17,9 @@ from seedx import envs
 from seedx import replay as replay_lib
 from seedx.acting import inference as inference_lib
 from seedx.acting import inference_server, thin_actor
-from seedx.launch import nodes as nodes_lib
+from seedx.launch import topology
 from seedx.learning import learner as learner_lib
-from seedx.learning import learners
-from seedx.learning import plan as plan_lib
+from seedx.learning import learners, plans
 from seedx.runtime import process
 
 
@@ -45,7 +44,7 @@ class Config(process.ServerConfig):
     self.learner.check_batches(self.learner.parts_of_unrolls(self.replay))
 
   @property
-  def plan(self) -> plan_lib.Plan:
+  def plan(self) -> plans.Plan:
     """The run's amounts of experience."""
     return self.learner.plan(
       self.total_steps,
@@ -54,13 +53,13 @@ class Config(process.ServerConfig):
       self.actors.num_envs,
     )
 
-  def nodes(self) -> list[nodes_lib.Node]:
+  def nodes(self) -> list[topology.Node]:
     """Returns the actors, on any machines that can connect to the learner."""
     work = thin_actor.Work(
       self.address, self.env, self.actors, security=self.security
     )
     count, needs_jax = self.actors.num_actors, envs.is_functional(self.env)
-    return [nodes_lib.Node("actor", thin_actor.run, work, count, needs_jax)]
+    return [topology.Node("actor", thin_actor.run, work, count, needs_jax)]
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the learner process: server, inference, unrolls, updates."""

@@ -25,10 +25,9 @@ import numpy as np
 from seedx import envs, metrics, types
 from seedx import replay as replay_lib
 from seedx.acting import local_actor
-from seedx.envs.processes import restarts as restarts_lib
+from seedx.envs.processes import restarting
 from seedx.learning import learner as learner_lib
-from seedx.learning import learners
-from seedx.learning import plan as plan_lib
+from seedx.learning import learners, plans
 from seedx.runtime import counters, process
 
 # Acting waits while the agent learns, and learning waits while it acts.
@@ -71,7 +70,7 @@ class Config(process.Config):
     self.learner.check_divides("num_envs", self.num_envs, parts)
 
   @property
-  def plan(self) -> plan_lib.Plan:
+  def plan(self) -> plans.Plan:
     """The run's amounts of experience."""
     batch_steps = self.num_envs * self.learner.unroll_length
     return self.learner.plan(self.total_steps, batch_steps, self.replay)
@@ -82,7 +81,7 @@ class Config(process.Config):
     acted = context.acted(spec, self.total_steps)
     seeds = context.seeds(self.seed)
     learning = learners.of(self, spec, context, acted)
-    restarts = restarts_lib.Restarts(self.env_restarts, seeds.take)
+    restarts = restarting.Restarts(self.env_restarts, seeds.take)
     waits = metrics.Waits(dict.fromkeys(_WAITS, 1))
     num_envs = self.num_envs // self.learner.hosts
     programs = local_actor.Programs.of(

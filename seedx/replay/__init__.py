@@ -2,7 +2,7 @@
 
 from seedx.replay.config import Config, PrioritizedConfig, Replay
 from seedx.replay.prioritized import Prioritized, PrioritizedState, Windows
-from seedx.replay.ratio import Ratio
+from seedx.replay.ratios import Ratio
 from seedx.replay.uniform import State, Uniform
 
 __all__ = [

@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Protocol, Self
 import jax
 
 from seedx import types
-from seedx.replay import prioritized, uniform
-from seedx.replay import ratio as ratio_lib
+from seedx.replay import prioritized, ratios, uniform
 
 
 class Replay(Protocol):
@@ -89,15 +88,13 @@ class Config:
     """
     return uniform.Uniform(capacity, window, period, streams)
 
-  def ratio(self, learned_steps: int) -> ratio_lib.Ratio:
+  def ratio(self, learned_steps: int) -> ratios.Ratio:
     """Makes the count of due batches.
 
     `learned_steps` is the number of steps of a window that are learned from.
     """
     batch_steps = self.replay_batch_size * learned_steps
-    return ratio_lib.Ratio(
-      self.replay_ratio, self.replay_min_steps, batch_steps
-    )
+    return ratios.Ratio(self.replay_ratio, self.replay_min_steps, batch_steps)
 
   def steps_per_update(self, learned_steps: int) -> float:
     """Returns the number of new env steps for each update, see `ratio`."""

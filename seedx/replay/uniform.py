@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from seedx import types
 from seedx.on_cpu import packing
-from seedx.replay import rows as rows_lib
+from seedx.replay import rows
 
 
 class State(NamedTuple):
@@ -29,7 +29,7 @@ class State(NamedTuple):
   """
 
   steps: packing.PackedNest
-  book: rows_lib.Book
+  book: rows.Book
   core_state: types.Tree
 
   @property
@@ -195,8 +195,8 @@ class Uniform:
     core_state = jax.tree.map(core_states, state.core_state)
     return packing.unpack(steps)._replace(core_state=core_state)
 
-  def _ring(self, example: types.Share) -> rows_lib.Ring:
-    return rows_lib.Ring.of(example, self.capacity, self.period, self.streams)
+  def _ring(self, example: types.Share) -> rows.Ring:
+    return rows.Ring.of(example, self.capacity, self.period, self.streams)
 
 
 def check_share(share: types.Share) -> None:

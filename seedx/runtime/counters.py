@@ -10,7 +10,7 @@ import dm_env
 import numpy as np
 
 from seedx import metrics, signals, types
-from seedx.runtime import wall_clock as wall_clock_lib
+from seedx.runtime import clocks
 
 
 class ActingCounts:
@@ -27,7 +27,7 @@ class ActingCounts:
     self,
     frames_per_step: int = 1,
     total_steps: float = math.inf,
-    wall_clock: wall_clock_lib.WallClock | None = None,
+    wall_clock: clocks.WallClock | None = None,
     log_info: Sequence[str] = (),
   ) -> None:
     """Starts all counts at 0.
@@ -38,7 +38,7 @@ class ActingCounts:
       wall_clock: clock of the run; None for a new one.
       log_info: see `types.EnvironmentSpec`.
     """
-    self.wall_clock = wall_clock or wall_clock_lib.WallClock()
+    self.wall_clock = wall_clock or clocks.WallClock()
     self._total_steps = total_steps
     self.returns: metrics.Latest | metrics.MeanOfSeeds = metrics.Latest()
     self.lengths = metrics.Latest()

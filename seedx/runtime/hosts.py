@@ -16,8 +16,7 @@ import jax
 import numpy as np
 
 from seedx import metrics, types, wire
-from seedx.runtime import counters
-from seedx.runtime import wall_clock as wall_clock_lib
+from seedx.runtime import clocks, counters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +177,7 @@ class Hosts:
     self,
     frames_per_step: int,
     total_steps: int,
-    wall_clock: wall_clock_lib.WallClock | None = None,
+    wall_clock: clocks.WallClock | None = None,
     log_info: Sequence[str] = (),
   ) -> counters.ActingCounts:
     """Makes the counts of experience over all hosts."""
@@ -244,7 +243,7 @@ class _ActingCounts(counters.ActingCounts):
     self,
     frames_per_step: int,
     total_steps: int,
-    wall_clock: wall_clock_lib.WallClock | None,
+    wall_clock: clocks.WallClock | None,
     log_info: Sequence[str],
   ) -> None:
     super().__init__(frames_per_step, total_steps, wall_clock, log_info)

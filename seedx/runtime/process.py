@@ -15,15 +15,11 @@ import jax
 
 from seedx import envs, metrics, types, wire
 from seedx.agents import base
-from seedx.launch import admission
+from seedx.launch import admission, topology
 from seedx.launch import config as launch_config
-from seedx.launch import nodes as nodes_lib
-from seedx.runtime import counters
+from seedx.runtime import clocks, counters, process_parts, seeding
 from seedx.runtime import hosts as hosts_lib
-from seedx.runtime import parts as parts_lib
-from seedx.runtime import seeds as seeds_lib
-from seedx.runtime import wall_clock as wall_clock_lib
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +60,7 @@ class Config(abc.ABC):
     del folder  # Only a `ServerConfig` has an address.
     return self
 
-  def nodes(self) -> list[nodes_lib.Node]:
+  def nodes(self) -> list[topology.Node]:
     """Returns the roles of other processes, on this or other machines."""
     return []
 
@@ -97,13 +93,13 @@ class ServerConfig(Config):
     if self.address:
       wire.check_address(self.address)
 
-  def make_server(self, max_streams: int) -> server_lib.Server:
+  def make_server(self, max_streams: int) -> serving.Server:
     """Makes the learner's server, which does not listen yet.
 
     Raises:
-      types.ConfigError: see `server.Server`.
+      types.ConfigError: see `serving.Server`.
     """
-    return server_lib.Server(self.address, max_streams, security=self.security)
+    return serving.Server(self.address, max_streams, security=self.security)
 
   def with_sockets(self, folder: str) -> Self:
     """Returns the config with a socket in a folder if it has no address."""
@@ -138,8 +134,8 @@ class Context:
 
   stop: threading.Event = dataclasses.field(default_factory=threading.Event)
   hosts: hosts_lib.Hosts = dataclasses.field(default_factory=hosts_lib.Hosts)
-  wall_clock: wall_clock_lib.WallClock = dataclasses.field(
-    default_factory=wall_clock_lib.WallClock
+  wall_clock: clocks.WallClock = dataclasses.field(
+    default_factory=clocks.WallClock
   )
 
   @property
@@ -160,9 +156,9 @@ class Context:
       spec.frames_per_step, total_steps, self.wall_clock, spec.log_info
     )
 
-  def seeds(self, seed: int) -> seeds_lib.Seeds:
+  def seeds(self, seed: int) -> seeding.Seeds:
     """Makes the seeds of this host's environments, from the run's seed."""
-    return self.hosts.counted(seeds_lib.Seeds(seed, self.hosts.index))
+    return self.hosts.counted(seeding.Seeds(seed, self.hosts.index))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,18 +194,18 @@ class Process:
   """
 
   acted: counters.ActingCounts
-  parts: Mapping[str, parts_lib.Part]
+  parts: Mapping[str, process_parts.Part]
   policy: Callable[[types.Tree], types.Tree]
-  measures: Sequence[parts_lib.Meter]
+  measures: Sequence[process_parts.Meter]
   begin: Callable[[types.Tree, types.Tree], None] | None = None
-  replay: parts_lib.Replay | None = None
+  replay: process_parts.Replay | None = None
   refill: Callable[[int], None] = lambda env_steps: None
   done: Callable[[], bool] | None = None
   threads: Mapping[str, Callable[[], None]] = dataclasses.field(
     default_factory=dict
   )
   steps: Callable[[], Iterator[None]] | None = None
-  server: server_lib.Server | None = None
+  server: serving.Server | None = None
   addresses: Mapping[str, admission.Addresses] = dataclasses.field(
     default_factory=dict
   )
@@ -218,7 +214,7 @@ class Process:
   close: Callable[[], None] = lambda: None
 
   def saved(self) -> types.Tree:
-    """Returns the whole state, see `parts.Part`; any thread may call it."""
+    """Returns the whole state; any thread may call it."""
     return {name: part.saved() for name, part in self.parts.items()}
 
   @staticmethod

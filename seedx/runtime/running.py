@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from seedx import metrics
-from seedx.runtime import hangs
-from seedx.runtime import hosts as hosts_lib
+from seedx.runtime import hangs, hosts
 from seedx.runtime import process as process_lib
 
 # A compilation cannot be interrupted; everything else stops at once.
@@ -99,11 +98,11 @@ class ThreadGroup:
   def __init__(
     self,
     stop: threading.Event | None = None,
-    others: hosts_lib.Hosts | None = None,
+    others: hosts.Hosts | None = None,
   ) -> None:
     """Makes a group without threads; if a thread fails, `others` stop, too."""
     self.stop = stop or threading.Event()
-    self._others = others or hosts_lib.Hosts()
+    self._others = others or hosts.Hosts()
     self._threads: list[threading.Thread] = []
     self._failures: list[BaseException] = []
 

@@ -1,6 +1,6 @@
 """gRPC transport of nests of NumPy arrays, as raw columns, without protobuf.
 
-`Layout` describes messages, `server.Server` serves functions and sessions, and
+`Layout` describes messages, `serving.Server` serves functions and sessions, and
 `Client` calls them. The rest of this page specifies the protocol for programs
 in other languages: first for all calls, then for thin actors.
 `tests/other_actor.py` is an actor that uses nothing of seedx.
@@ -170,6 +170,13 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from grpc import StatusCode
 
+from seedx.wire.array_layout import NOTHING, Column, Layout, MessageError, once
+from seedx.wire.authentication import (
+  LOCAL,
+  Security,
+  check_address,
+  reachable_address,
+)
 from seedx.wire.calls import (
   SILENT_SECONDS,
   Refusal,
@@ -180,16 +187,9 @@ from seedx.wire.calls import (
   does_not_fit,
   invalid,
 )
-from seedx.wire.client import Client, Stream
-from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
-from seedx.wire.pipe import has_room
+from seedx.wire.clients import Client, Stream
 from seedx.wire.reconnect import GaveUpError, SecurityCheck, until_done
-from seedx.wire.security import (
-  LOCAL,
-  Security,
-  check_address,
-  reachable_address,
-)
+from seedx.wire.unix_pipe import has_room
 
 __all__ = [
   "LOCAL",

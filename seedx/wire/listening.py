@@ -15,8 +15,7 @@ import time
 import grpc
 
 from seedx import types
-from seedx.wire import pipe as pipe_lib
-from seedx.wire import security as security_lib
+from seedx.wire import authentication, unix_pipe
 
 # Time for the client of a new stream to connect to the socket for messages.
 _CONNECT_SECONDS = 5.0
@@ -38,8 +37,8 @@ class Listener:
 
   def __init__(self, path: str) -> None:
     """Listens beside a server's socket; raises OSError if it cannot."""
-    self._path = pipe_lib.beside(path)
-    if pipe_lib.is_at(path):
+    self._path = unix_pipe.beside(path)
+    if unix_pipe.is_at(path):
       os.unlink(self._path)
     self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -55,12 +54,12 @@ class Listener:
 
   def expect(self) -> str:
     """Returns a secret in hexadecimal, with which one client may connect."""
-    secret = secrets.token_bytes(pipe_lib.SECRET_BYTES)
+    secret = secrets.token_bytes(unix_pipe.SECRET_BYTES)
     with self._lock:
       self._expected[secret] = _Expected()
     return secret.hex()
 
-  def wait(self, digits: str, max_bytes: int) -> pipe_lib.Pipe | None:
+  def wait(self, digits: str, max_bytes: int) -> unix_pipe.Pipe | None:
     """Waits for the client with a secret; returns None if it does not come.
 
     `digits` are the secret as `expect` returned it. A message from the client
@@ -70,7 +69,7 @@ class Listener:
     self._expected[secret].has_connected.wait(_CONNECT_SECONDS)
     with self._lock:
       connected = self._expected.pop(secret).connected
-    return None if connected is None else pipe_lib.Pipe(connected, max_bytes)
+    return None if connected is None else unix_pipe.Pipe(connected, max_bytes)
 
   def close(self) -> None:
     """Stops listening; open pipes stay open."""
@@ -147,13 +146,13 @@ class _Arrival:
   def receive(self, connected: socket.socket) -> None:
     """Adds those bytes of the secret that have arrived so far."""
     try:
-      more = connected.recv(pipe_lib.SECRET_BYTES - len(self.secret))
+      more = connected.recv(unix_pipe.SECRET_BYTES - len(self.secret))
     except BlockingIOError:
       return
     except OSError:
       more = b""
     self.secret += more
-    self.is_over = not more or len(self.secret) == pipe_lib.SECRET_BYTES
+    self.is_over = not more or len(self.secret) == unix_pipe.SECRET_BYTES
 
 
 def check_free(address: str) -> None:
@@ -165,8 +164,8 @@ def check_free(address: str) -> None:
   Raises:
     types.ConfigError: the address is not valid, or is in use.
   """
-  security_lib.check_address(address)
-  if (path := security_lib.unix_path(address)) is not None:
+  authentication.check_address(address)
+  if (path := authentication.unix_path(address)) is not None:
     _check_unix_path(path)
     return
   host, _, port = address.rpartition(":")
@@ -255,6 +254,6 @@ def listen(
     raise types.ConfigError(f"address {address}: {error}") from error
   if not port:
     raise types.ConfigError(f"address {address} cannot be bound")
-  if security_lib.unix_path(address) is not None:
+  if authentication.unix_path(address) is not None:
     return address
   return f"{address.rpartition(':')[0]}:{port}"

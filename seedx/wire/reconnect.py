@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 from grpc import StatusCode
 
 from seedx import types
-from seedx.wire import calls
-from seedx.wire import client as client_lib
-from seedx.wire import security as security_lib
+from seedx.wire import authentication, calls, clients
 
 # The server has not started, is full, or has gone: try again.
 _PATIENCE = (
@@ -34,12 +32,12 @@ class GaveUpError(calls.WireError):
 
 def until_done(
   address: str,
-  session: Callable[[client_lib.Client], None],
+  session: Callable[[clients.Client], None],
   stop: threading.Event,
   role: str,
   retry_seconds: float = 0.5,
   give_up_seconds: float = math.inf,
-  security: security_lib.Security = security_lib.LOCAL,
+  security: authentication.Security = authentication.LOCAL,
 ) -> None:
   """Runs sessions with a server until its work is over.
 
@@ -62,7 +60,7 @@ def until_done(
   security_check, ever_accepted = SecurityCheck(role, security), False
   while not stop.is_set():
     try:
-      client = client_lib.Client(address, security)
+      client = clients.Client(address, security)
     except types.ConfigError as error:
       if not ever_accepted:
         raise
@@ -108,7 +106,7 @@ class SecurityCheck:
   only one end all as UNAVAILABLE. Only the first is a reason to wait.
   """
 
-  def __init__(self, role: str, security: security_lib.Security) -> None:
+  def __init__(self, role: str, security: authentication.Security) -> None:
     self._role = role
     self._security = security
     self._examined_seconds = -math.inf

@@ -8,7 +8,7 @@ import pytest
 from seedx import envs, wire
 from seedx.acting import decoder, protocol, unroll_store
 from seedx.runtime import counters
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 from tests import fuzz
 from tests.acting import devices
 
@@ -55,7 +55,7 @@ class Peers:
     def answer(refused):
       self.answers[actor] = (refused.code, refused.message)
 
-    request = server_lib.Request(message, LAYOUT.rows(message), answer)
+    request = serving.Request(message, LAYOUT.rows(message), answer)
     return decoder.Message(request, self.slots[actor], lambda: None)
 
   def state(self):

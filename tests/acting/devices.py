@@ -8,10 +8,9 @@ import dm_env
 import numpy as np
 
 from seedx import envs, types, wire
-from seedx.acting import decoder, inference_server, protocol, slots
-from seedx.runtime import counters
-from seedx.runtime import seeds as seeds_lib
-from seedx.wire import server as server_lib
+from seedx.acting import decoder, inference_server, protocol, slot_table
+from seedx.runtime import counters, seeding
+from seedx.wire import serving
 
 CARTPOLE = envs.Config("CartPole-v1")
 
@@ -25,7 +24,7 @@ class Device:
 
   def __init__(self, sizes, acted, layouts):
     self.sizes = sizes
-    self.slots = slots.Slots(sizes.layout.num_slots)
+    self.slots = slot_table.Slots(sizes.layout.num_slots)
     self.env = np.zeros(sizes.layout.num_slots, np.int32)
     inputs, self._outputs = layouts
     self.received = decoder.Decoder(
@@ -68,7 +67,7 @@ class Served:
       devices=self.devices, layouts=self.layouts
     )
     self.server = inference_server.InferenceServer(
-      acting, seeds_lib.Seeds(0), self.acted
+      acting, seeding.Seeds(0), self.acted
     )
 
   def open(self, num_envs):
@@ -93,7 +92,7 @@ class Actor:
   def send(self, rows):
     """Sends rows."""
     message = self._inputs.encode(rows)
-    request = server_lib.Request(message, len(rows.index), self.answers.put)
+    request = serving.Request(message, len(rows.index), self.answers.put)
     self.session.receive(request)
 
   def receive(self):

@@ -12,7 +12,7 @@ import pytest
 from seedx import envs, metrics, types, wire
 from seedx.acting import inference, inference_server, thin_actor
 from seedx.agents import acting_step
-from seedx.runtime import counters, seeds
+from seedx.runtime import counters, seeding
 from seedx.runtime import running as running_lib
 from tests import fakes, running
 from tests.acting import devices
@@ -88,7 +88,7 @@ def actions_of(server, layouts):
 
 def test_each_device_acts_with_its_own_random_key(acting):
   server = inference_server.InferenceServer(
-    acting, seeds.Seeds(0), counters.ActingCounts()
+    acting, seeding.Seeds(0), counters.ActingCounts()
   )
   first, second = actions_of(server, acting.layouts)
   assert first.shape == second.shape == (ROWS,)
@@ -146,7 +146,7 @@ def test_the_copy_of_actions_begins_before_a_measured_wait(platform, expected):
   device._waiting = waiting
   with running_threads(made):
     server = inference_server.InferenceServer(
-      made, seeds.Seeds(0), counters.ActingCounts()
+      made, seeding.Seeds(0), counters.ActingCounts()
     )
     actions_of(server, made.layouts)
   assert events[-4:] == expected
@@ -155,7 +155,7 @@ def test_the_copy_of_actions_begins_before_a_measured_wait(platform, expected):
 
 def test_close_refuses_further_messages(acting):
   server = inference_server.InferenceServer(
-    acting, seeds.Seeds(0), counters.ActingCounts()
+    acting, seeding.Seeds(0), counters.ActingCounts()
   )
   acting.close()
   with pytest.raises(wire.Refusal, match="this run is over"):
@@ -173,7 +173,7 @@ def test_shares_have_all_unrolls_in_order_and_begin_without_zeros(size):
   add = device._add
   device._add = lambda *x: added.append(x[-1]) or add(*x)
   server = inference_server.InferenceServer(
-    made, seeds.Seeds(0), counters.ActingCounts()
+    made, seeding.Seeds(0), counters.ActingCounts()
   )
   with running_threads(made):
     actor = devices.Actor(server.open({"num_envs": ROWS}), made.layouts)

@@ -6,7 +6,7 @@ import pytest
 
 from seedx import wire
 from seedx.acting import parameters
-from seedx.wire import server as server_lib
+from seedx.wire import serving as server_lib
 
 FORM = {"w": np.zeros(3, np.float32)}
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from seedx import envs, metrics, types, wire
 from seedx.acting import episodes, local_actor, protocol, sessions
-from seedx.runtime import counters
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import counters, seeding
 
 NUM_ENVS = 8
 LADDER = np.linspace(0.8, 0.1, NUM_ENVS, dtype=np.float32)
@@ -19,7 +18,7 @@ NO_WAITS = (0.0, 0.0)
 
 def make():
   acted = counters.ActingCounts()
-  seeds = seeds_lib.Seeds(0)
+  seeds = seeding.Seeds(0)
   return sessions.Sessions(LADDER, acted, seeds, envs.Config()), acted
 
 

@@ -9,7 +9,7 @@ import pytest
 from seedx import envs
 from seedx.acting import protocol, thin_actor
 from seedx.envs import envpool_adapter
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 from tests import running
 
 ENV = envs.Config(env="CartPole-v1")
@@ -63,7 +63,7 @@ def test_an_actor_that_ends_closes_its_environments_and_threads(
     return made[-1]
 
   monkeypatch.setattr(envs, "make", make)
-  server = server_lib.Server(f"unix:{tmp_path}/learner", 1)
+  server = serving.Server(f"unix:{tmp_path}/learner", 1)
   layouts = protocol.act_layouts(envs.spec(ENV), 4)
   server.bind_stream(protocol.ACT, ConstantActions, *layouts)
   config = thin_actor.Config(num_actors=1, envs_per_actor=4)
@@ -129,7 +129,7 @@ def test_an_actor_that_is_slow_when_its_stream_fails_connects_again(
 
   actors = thin_actor.Config(num_actors=1, envs_per_actor=1)
   address = f"unix:{tmp_path}/s" if on == "unix" else "127.0.0.1:0"
-  server = server_lib.Server(address, 2, silent_seconds=0.2)
+  server = serving.Server(address, 2, silent_seconds=0.2)
   server.bind_stream(
     protocol.ACT, Session, *protocol.act_layouts(envs.spec(ENV), 1)
   )

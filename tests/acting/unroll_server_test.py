@@ -25,9 +25,8 @@ from seedx.acting import (
   unroll_store,
 )
 from seedx.agents import base, vtrace
-from seedx.runtime import counters
-from seedx.runtime import seeds as seeds_lib
-from seedx.wire import server as server_lib
+from seedx.runtime import counters, seeding
+from seedx.wire import serving as server_lib
 from tests import fakes, running
 
 FIRST = int(dm_env.StepType.FIRST)
@@ -139,7 +138,7 @@ class Serving:
       self.programs(num_slots=SHARE),
       ACTORS,
       self.counts,
-      seeds_lib.Seeds(0),
+      seeding.Seeds(0),
       CARTPOLE,
       newest=lambda: self.newest,
       sink=self._sink,
@@ -445,7 +444,7 @@ def test_only_choices_of_hybrid_actions_have_a_range():
     _Programs(AGENT, spec, layout),
     ACTORS,
     counters.ActingCounts(),
-    seeds_lib.Seeds(0),
+    seeding.Seeds(0),
     CARTPOLE,
     newest=lambda: (np.float32(0), 7),
     sink=lambda share: True,

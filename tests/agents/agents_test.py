@@ -25,6 +25,7 @@ from seedx.agents import (
   critics,
   ddpg,
   dqn,
+  policy_model,
   ppo,
   r2d2,
   rainbow,
@@ -32,7 +33,6 @@ from seedx.agents import (
   value_based,
   vtrace,
 )
-from seedx.agents import policy as policy_lib
 from tests import conftest, running
 
 LENGTH, BATCH, ROWS = 5, 3, 32
@@ -462,7 +462,7 @@ def test_greedy_takes_the_best_action_for_any_key_and_exploration(case):
       core_state, drawn_core_state = core_state.network, ()
     if jax.tree.leaves(core_state):
       assert difference(core_state, drawn_core_state) < 1e-5
-    if isinstance(best.extras, policy_lib.Extras):
+    if isinstance(best.extras, policy_model.Extras):
       # No drawn action is more likely than the greedy one.
       gap = best.extras.log_prob - output.extras.log_prob
       assert gap.min() >= -1e-5 and gap.max() > 1e-5

@@ -15,8 +15,14 @@ import scipy.stats
 from dm_env import specs
 
 from seedx import types
-from seedx.agents import acting_step, action_vectors, base, ddpg, sac
-from seedx.agents import windows as windows_lib
+from seedx.agents import (
+  acting_step,
+  action_vectors,
+  base,
+  ddpg,
+  replay_windows,
+  sac,
+)
 from tests import conftest
 from tests.agents import critics_reference as reference
 from tests.agents import dqn_test
@@ -237,7 +243,7 @@ def test_each_group_learns_at_its_own_rate(name):
 class FourSteps(sac.Config):
   """Windows of four returns of one step."""
 
-  windows = windows_lib.Windows(transitions=4)
+  windows = replay_windows.Windows(transitions=4)
 
 
 def test_learning_rates_fall_with_the_updates_of_a_windows_learned_steps():

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from seedx import losses
-from seedx.agents import a2c, base, model, ppo, vtrace
-from seedx.agents import policy as policy_lib
+from seedx.agents import a2c, base, models, policy_model, ppo, vtrace
 from tests import conftest
 from tests.agents import dqn_test
 
@@ -57,7 +56,7 @@ def metrics_of(name, unroll):
 def evaluated():
   """Evaluates the batch with the parameters, which all agents here share."""
   state, config = state_of("a2c"), ACTOR_CRITICS["a2c"]
-  variables = model.Variables(state.params, ())
+  variables = models.Variables(state.params, ())
   evaluate = config.policy(SPEC).evaluate
   return jax.jit(evaluate)(variables, batch(), state.hyperparameters)
 
@@ -101,7 +100,7 @@ def test_divergence_and_clipping_compare_with_the_policy_that_acted(
 ):
   log_prob = np.asarray(evaluated().log_prob) - np.float32(log_ratio)
   log_prob = np.concatenate([log_prob, batch().extras.log_prob[-1:]])
-  acted = batch()._replace(extras=policy_lib.Extras(log_prob))
+  acted = batch()._replace(extras=policy_model.Extras(log_prob))
   metrics = metrics_of(name, acted)
   expected = math.exp(log_ratio) - 1 - log_ratio
   assert metrics["approx_kl"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
@@ -119,7 +118,7 @@ def weighted(scale):
   draws = np.random.default_rng(0).normal(size=log_prob.shape)
   log_ratio = (scale * draws).astype(np.float32)
   acting = np.concatenate([log_prob - log_ratio, batch().extras.log_prob[-1:]])
-  acted = batch()._replace(extras=policy_lib.Extras(acting))
+  acted = batch()._replace(extras=policy_model.Extras(acting))
   kept = np.asarray(batch().inputs.timestep.step_type[1:]) != 0
   return metrics_of("vtrace", acted), np.exp(log_ratio)[kept]
 

@@ -16,7 +16,7 @@ from seedx.agents import (
   acting_step,
   base,
   dqn,
-  model,
+  models,
   r2d2,
   rainbow,
   value_based,
@@ -92,10 +92,10 @@ def network_of(name="vector", **fields):
   """Returns the network as `(params, inputs, core_state) -> [T, B, A]`."""
   config = config_of(**fields)
   head = networks.QHead(SPECS[name].action.num_values, config.dueling, 8)
-  q_model = model.Model.make(SPECS[name], config, head)
+  q_model = models.Model.make(SPECS[name], config, head)
 
   def q_values(params, inputs, core_state):
-    return q_model.unroll(model.Variables(params, ()), inputs, core_state).head
+    return q_model.unroll(models.Variables(params, ()), inputs, core_state).head
 
   return jax.jit(q_values)
 

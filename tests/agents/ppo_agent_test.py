@@ -10,8 +10,7 @@ import pytest
 from dm_env import specs
 
 from seedx import sharding, types
-from seedx.agents import base, model, ppo
-from seedx.agents import policy as policy_lib
+from seedx.agents import base, models, policy_model, ppo
 from tests import conftest
 from tests.agents import dqn_test
 from tests.losses import references
@@ -138,7 +137,7 @@ def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
 
   @jax.jit
   def evaluated(params):
-    variables = model.Variables(params, ())
+    variables = models.Variables(params, ())
     return policy.evaluate(variables, unroll, state.hyperparameters)
 
   acted = jax.tree.map(np.asarray, evaluated(state.params))
@@ -166,7 +165,7 @@ def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
     )
     return (steps * weight).sum() / weight.sum()
 
-  as_acted = unroll._replace(extras=policy_lib.Extras(log_prob))
+  as_acted = unroll._replace(extras=policy_model.Extras(log_prob))
   actual, other = (
     jitted("gradients")(state, KEY, x)[0].params for x in (as_acted, unroll)
   )
@@ -315,12 +314,12 @@ def on_policy(fields):
 
   @jax.jit
   def evaluated(state, unroll):
-    variables = model.Variables(state.params, ())
+    variables = models.Variables(state.params, ())
     return policy.evaluate(variables, unroll, state.hyperparameters).log_prob
 
   log_prob = evaluated(state_of(), unroll_of())
   log_prob = np.concatenate([log_prob, np.zeros((1, BATCH), np.float32)])
-  return unroll_of()._replace(extras=policy_lib.Extras(log_prob))
+  return unroll_of()._replace(extras=policy_model.Extras(log_prob))
 
 
 def test_an_update_ends_at_the_first_minibatch_above_target_kl():

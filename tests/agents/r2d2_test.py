@@ -13,7 +13,7 @@ from experiments.figures import stored_state as stored_state_figure
 from seedx import envs, metrics, replay, types
 from seedx.acting import local_actor, unroll_store
 from seedx.agents import dqn, r2d2
-from seedx.learning import plan as plan_lib
+from seedx.learning import plans
 from tests import conftest
 from tests.agents import dqn_test
 
@@ -259,7 +259,7 @@ def test_the_number_of_updates_follows_the_replay_ratio():
   config = replay.Config(
     replay_min_steps=1, replay_batch_size=8, replay_ratio=0.5
   )
-  plan = plan_lib.Plan(10_000, PERIOD * NUM_ENVS, config, unroll_length=PERIOD)
+  plan = plans.Plan(10_000, PERIOD * NUM_ENVS, config, unroll_length=PERIOD)
   source = plan.source(agent_of(), jax.devices()[:1], jax.random.key(0))
   share = types.Share(agent_of().needs.stored(sample_of().unroll))
   updates = sum(len(list(source([share]))) for _ in range(120))

@@ -24,7 +24,7 @@ from seedx.app import evaluate, videos
 from seedx.app.runs import checkpointer, evaluations, policies, statistics
 from seedx.envs import envpool_adapter
 from seedx.pipelines import sync
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import seeding
 from tests import fakes, programs, running
 
 own_signals = programs.own_signals
@@ -364,12 +364,12 @@ def test_the_memory_in_an_evaluation_evolves_as_in_training(env, fields):
 def test_training_does_not_use_the_seeds_of_evaluation(seed):
   half, max_envs = 2**30, 2**16
   seeds = [
-    seeds_lib.evaluation_seed(seed, number)
+    seeding.evaluation_seed(seed, number)
     for number in (0, 1, 77, 2**18, 2**30, 10**12)
   ]
   assert len(set(seeds)) == len(seeds)
   assert min(seeds) >= half and max(seeds) + max_envs <= 2 * half
-  training = seeds_lib.Seeds(seed)
+  training = seeding.Seeds(seed)
   assert max(training.take(2**20) for _ in range(2**11)) + 2**20 <= half
 
 
@@ -435,7 +435,7 @@ def test_evaluations_are_due_at_regular_intervals_of_steps(
   # Evaluations play different episodes, with seeds that training does not use.
   seeds = [seed + k for seed, count in made[:3] for k in range(count)]
   assert len(set(seeds)) == 9
-  assert min(seeds) >= seeds_lib.evaluation_seed(0, 0)
+  assert min(seeds) >= seeding.evaluation_seed(0, 0)
   assert lines[0]["mean"] != lines[1]["mean"]
   expected = [by_hand(0.2, made[0][0] + k, 1) for k in range(3)]
   assert lines[0]["mean"] == pytest.approx(np.mean(expected))
@@ -669,7 +669,7 @@ def test_a_run_that_cannot_be_loaded_is_refused(
 
 def first_frame(run_dir):
   """Renders the first frame of an evaluation, without a video."""
-  seed = seeds_lib.evaluation_seed(0, 2**18)
+  seed = seeding.evaluation_seed(0, 2**18)
   environment = envs.make(CARTPOLE, 1, seed=seed, render=True)
   environment.reset()
   environment.recv()

@@ -21,7 +21,7 @@ from seedx import envs, types
 from seedx.agents import acting_step, alphazero, ddpg, dqn, sac, vtrace
 from seedx.app import export
 from seedx.app.runs import policies
-from seedx.envs import actions as actions_lib
+from seedx.envs import actions
 from tests import conftest, programs
 from tests.agents import dqn_test
 
@@ -104,7 +104,7 @@ def make_policy(name):
   else:
     spec = types.EnvironmentSpec(
       observation,
-      actions_lib.Actions(name, action).spec,
+      actions.Actions(name, action).spec,
       action_mask="legal" if name == "masked" else None,
       native_action=action,
     )

@@ -8,7 +8,7 @@ import pytest
 
 from seedx import app, types, wire
 from seedx.app import scratch
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 from tests.app import app_test
 
 
@@ -25,7 +25,7 @@ def test_sockets_are_in_a_private_folder_with_a_short_path(long_folder):
   assert not wire.has_room(str(long_folder))
   with scratch.folder_for_sockets("seedx-") as folder:
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
-    server = server_lib.Server(f"unix:{folder}/server-12", 1)
+    server = serving.Server(f"unix:{folder}/server-12", 1)
     server.start()
     # Messages have a socket of their own, whose name is longer.
     assert sorted(os.listdir(folder)) == ["server-12", "server-12-messages"]

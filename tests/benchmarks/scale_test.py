@@ -131,7 +131,7 @@ import sys, threading
 import numpy as np
 from benchmarks import actors
 from seedx.acting import protocol
-from seedx.wire import server as server_lib
+from seedx.wire import serving as server_lib
 
 address, number, rows = sys.argv[1], *map(int, sys.argv[2:])
 server = server_lib.Server(address, number)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import wire
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 from tests.chaos import audit, environment, peers, trial, trials
 
 
@@ -97,7 +97,7 @@ def test_a_stream_that_ends_with_internal_is_a_violation(tmp_path, monkeypatch):
     raise RuntimeError("not clean")
 
   layout = wire.Layout.of(np.zeros((), np.float32), 4)
-  server = server_lib.Server(f"unix:{tmp_path}/socket", 4)
+  server = serving.Server(f"unix:{tmp_path}/socket", 4)
   server.bind("raise", raises, layout, layout)
   hostile = peers.Peers(seed=0)
   with server:

@@ -14,7 +14,7 @@ import pytest
 from seedx import app, envs, types
 from seedx.envs import functional, functions
 from seedx.envs.processes import child
-from seedx.launch import instances, nodes
+from seedx.launch import instances, topology
 from tests import own_envs, programs, running
 
 # A notebook, or a script.
@@ -167,9 +167,9 @@ sys.stdout.buffer.write(pickle.dumps(envs.Config(make)))
 
 def test_a_node_does_not_run_the_script_for_a_function_that_it_gets(program):
   def parent_of(config):
-    node = nodes.Node("actor", os.getenv, config)
-    message = nodes.message(node, "")
-    return pickle.loads(message[nodes.SIZE.size :])[0]
+    node = topology.Node("actor", os.getenv, config)
+    message = topology.message(node, "")
+    return pickle.loads(message[topology.SIZE.size :])[0]
 
   assert parent_of(envs.Config(program.make)) == {}
   assert parent_of(program.Sized) != {}
@@ -262,10 +262,10 @@ def test_an_unguarded_script_is_not_trained_again_in_a_node(tmp_path):
   parent = {"init_main_from_path": str(script)}
   work = pickle.dumps((os.getenv, "HOME"))
   message = pickle.dumps((parent, work, 0, ""))
-  message = nodes.SIZE.pack(len(message)) + message
+  message = topology.SIZE.pack(len(message)) + message
   process = instances.Process("actor", message)
   running.wait_until(lambda: process.status() is not None)
-  assert process.status() == nodes.USAGE_STATUS
+  assert process.status() == topology.USAGE_STATUS
   assert 'if __name__ == "__main__"' in process.last_error()
 
 

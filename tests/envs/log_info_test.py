@@ -6,7 +6,7 @@ import pytest
 
 from seedx import envs, types
 from seedx.envs import functional
-from seedx.envs.processes import restarts
+from seedx.envs.processes import restarting
 from tests.envs import own_envs_test
 
 fork_server, workers = own_envs_test.fork_server, own_envs_test.workers
@@ -116,7 +116,7 @@ def test_a_later_episode_without_the_entry_does_not_count(start):
 def test_a_wrong_entry_ends_the_run_in_one_line_without_restarts(
   start, info, message
 ):
-  allowed = restarts.Restarts(5, lambda count: 100)
+  allowed = restarting.Restarts(5, lambda count: 100)
   environment = informing(start, [info], "is_success", restarts=allowed)
   with pytest.raises(types.ConfigError, match=message) as caught:
     played(environment, 1)

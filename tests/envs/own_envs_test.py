@@ -21,7 +21,7 @@ from gymnasium import spaces
 from seedx import app, envs, signals, types
 from seedx.agents import a2c
 from seedx.envs import envpool_adapter, observations, process_adapter, rendering
-from seedx.envs.processes import child, messages, restarts
+from seedx.envs.processes import child, messages, restarting
 from seedx.learning import learner
 from seedx.pipelines import sync
 from tests import forks, running
@@ -778,7 +778,7 @@ def test_a_process_that_fails_starts_again_with_new_seeds(
   start, how, num_threads, monkeypatch, capfd
 ):
   monkeypatch.setattr(child, "CHECK_SECONDS", 0.1)
-  limit = restarts.Restarts(1, lambda count: 50)
+  limit = restarting.Restarts(1, lambda count: 50)
   options = {"num_threads": num_threads, "restarts": limit}
   environment = start("Failing", 4, {"how": how}, **options)
   environment.send(environment.recv().index, np.ones(4, int))
@@ -798,7 +798,7 @@ def test_a_process_that_fails_starts_again_with_new_seeds(
 
 
 def test_a_restarted_process_returns_rows_only_where_actions_were_sent(start):
-  limit = restarts.Restarts(1, lambda count: 50)
+  limit = restarting.Restarts(1, lambda count: 50)
   environment = start(
     "Failing", 3, {"how": "raise"}, batch_size=1, restarts=limit
   )
@@ -813,7 +813,7 @@ def test_a_restarted_process_returns_rows_only_where_actions_were_sent(start):
 
 
 def test_too_many_consecutive_restarts_raise_the_failure(start, capfd):
-  limit = restarts.Restarts(2, lambda count: 2)  # Seed 2 fails again.
+  limit = restarting.Restarts(2, lambda count: 2)  # Seed 2 fails again.
   options = {"num_threads": 2, "restarts": limit}
   environment = start("Failing", 4, {"how": "raise"}, **options)
   for _ in range(3):
@@ -829,7 +829,7 @@ def test_too_many_consecutive_restarts_raise_the_failure(start, capfd):
 
 def test_only_ended_episodes_reset_the_count_of_failures(start):
   """Many steps without a failure do not reset the count."""
-  limit = restarts.Restarts(2, lambda count: 0)
+  limit = restarting.Restarts(2, lambda count: 0)
   environment = start("FailsLate", 2, restarts=limit)
   with pytest.raises(RuntimeError, match="no end"):
     for _ in range(3 * 101 + 1):
@@ -839,7 +839,7 @@ def test_only_ended_episodes_reset_the_count_of_failures(start):
 
 
 def test_a_failed_restart_is_repeated(start, monkeypatch, capfd):
-  limit = restarts.Restarts(3, lambda count: 50)
+  limit = restarting.Restarts(3, lambda count: 50)
   environment = start(
     "Failing", 2, {"how": "raise", "where": 1}, restarts=limit
   )
@@ -861,7 +861,7 @@ def test_a_failed_restart_is_repeated(start, monkeypatch, capfd):
 
 def test_a_restart_stores_its_seeds_for_messages(start):
   # The new seeds are 2, 3 and 4.
-  limit = restarts.Restarts(1, lambda count: 2)
+  limit = restarting.Restarts(1, lambda count: 2)
   environment = start(
     "Failing", 3, {"how": "raise", "where": 2}, restarts=limit
   )

@@ -14,17 +14,16 @@ import pytest
 from experiments import gorila_dqn, impala, seed_ppo, seed_vtrace
 from seedx import envs, join, metrics, wire
 from seedx.acting import protocol
-from seedx.launch import admission, joining
-from seedx.launch import nodes as nodes_lib
-from seedx.wire import server as server_lib
+from seedx.launch import admission, joining, topology
+from seedx.wire import serving
 from tests import programs, running
 
 own_signals = programs.own_signals
 
 ROLES = [
-  nodes_lib.Node("actor", run=print, config=None, count=2),
-  nodes_lib.Node("server-0", run=print, config=None, needs_jax=True),
-  nodes_lib.Node("server-1", run=print, config=None, needs_jax=True),
+  topology.Node("actor", run=print, config=None, count=2),
+  topology.Node("server-0", run=print, config=None, needs_jax=True),
+  topology.Node("server-1", run=print, config=None, needs_jax=True),
 ]
 OPTIONS = {"env": "CartPole-v1", "env_options": {}, "seed": 3, "agent": "dqn"}
 
@@ -38,7 +37,7 @@ class Learner:
     self.roles = admission.Roles(
       nodes, experiment, {**OPTIONS, **options}, {"server": self.addresses}
     )
-    self.server = server_lib.Server(f"unix:{folder}/learner", 1)
+    self.server = serving.Server(f"unix:{folder}/learner", 1)
     self.roles.bind(self.server)
 
   def __enter__(self):
@@ -114,7 +113,7 @@ def test_a_peer_cannot_write_on_the_learners_terminal(tmp_path, capfd):
 def _answer_with(learner, assignment):
   """Makes a learner answer every process with an assignment."""
   method = learner.server._methods[joining.JOIN]
-  method.open_session = lambda hello: server_lib.FunctionSession(
+  method.open_session = lambda hello: serving.FunctionSession(
     lambda nothing: nothing, dataclasses.asdict(assignment)
   )
 
@@ -452,7 +451,7 @@ def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
 
   learner.server.bind_stream(
     protocol.ACT,
-    lambda hello: server_lib.FunctionSession(act, {"first_seed": 0}),
+    lambda hello: serving.FunctionSession(act, {"first_seed": 0}),
     *protocol.act_layouts(envs.spec(envs.Config()), 2),
   )
   path = os.pathsep.join([str(tmp_path), str(programs.ROOT)])

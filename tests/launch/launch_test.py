@@ -10,14 +10,14 @@ import pytest
 
 from seedx import signals, types
 from seedx.launch import config as launch_config
-from seedx.launch import instances, nodes, ray_cluster
+from seedx.launch import instances, ray_cluster, topology
 from tests import launch_node, running
 
 
 def _start(tmp_path, count=1, **config):
   config = launch_node.Config(str(tmp_path), **config)
   return instances.Processes(
-    [nodes.Node("worker", launch_node.run, config, count)]
+    [topology.Node("worker", launch_node.run, config, count)]
   )
 
 
@@ -57,8 +57,10 @@ def test_processes_that_compute_share_the_cores(
   threads = str(max(1, cores // count)) if needs_jax else "none"
   monkeypatch.delenv("PJRT_NPROC", raising=False)
   config = launch_node.Config(str(tmp_path))
-  node = nodes.Node("w", launch_node.report_threads, config, count, needs_jax)
-  process = instances.Process("w", nodes.message(node, ""))
+  node = topology.Node(
+    "w", launch_node.report_threads, config, count, needs_jax
+  )
+  process = instances.Process("w", topology.message(node, ""))
   try:
     running.wait_until(lambda: _marks(tmp_path) == 1)
     (mark,) = tmp_path.iterdir()
@@ -77,7 +79,7 @@ def test_a_process_exits_only_when_stopped_and_removes_the_folder(
   sockets.mkdir()
   before = _children()
   config = launch_node.Config(str(marks), returns=returns)
-  node = nodes.Node("worker", launch_node.run, config, 1)
+  node = topology.Node("worker", launch_node.run, config, 1)
   processes = instances.Processes([node], str(sockets))
   (child,) = _children() - before
   running.wait_until(lambda: _marks(marks) == 1)
@@ -200,7 +202,7 @@ class _FakeInstance:
 
     monkeypatch.setattr(instances.subprocess, "Popen", Popen)
     monkeypatch.setattr(instances.time, "monotonic", lambda: self.now)
-    node = nodes.Node("worker", launch_node.run, None)
+    node = topology.Node("worker", launch_node.run, None)
     (self.child,) = instances.Processes([node])._instances
 
   def restart_after(self, seconds, status):

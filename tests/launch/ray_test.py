@@ -18,11 +18,10 @@ from seedx.acting import local_actor, thin_actor
 from seedx.agents import a2c
 from seedx.app import certificates
 from seedx.app.cli import configs
-from seedx.launch import admission, ray_cluster
+from seedx.launch import admission, ray_cluster, topology
 from seedx.launch import config as launch_config
-from seedx.launch import nodes as nodes_lib
 from seedx.pipelines import impala
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 from tests import programs, running, with_ray
 
 ray = ray_cluster.ray
@@ -304,8 +303,8 @@ def test_a_server_runs_the_code_that_its_own_learner_names(env):
     played.append(config.address)
     stop.set()
 
-  node = nodes_lib.Node("server-0", play, impala.Config(agent=a2c.Config()))
-  learner = server_lib.Server("127.0.0.1:0", 1)
+  node = topology.Node("server-0", play, impala.Config(agent=a2c.Config()))
+  learner = serving.Server("127.0.0.1:0", 1)
   admission.Roles([node], "", options, {"server": addresses}).bind(learner)
   learner.start()
   try:

@@ -16,8 +16,7 @@ import pytest
 
 from seedx import checkpoint, replay, types
 from seedx.agents import base
-from seedx.learning import experience, replay_source
-from seedx.learning import plan as plan_lib
+from seedx.learning import experience, plans, replay_source
 from seedx.runtime import memory
 from tests import conftest, fakes
 
@@ -51,7 +50,7 @@ _COMPILED = {}
 
 
 def source_of(config, cores=2, seed=0, total_steps=100):
-  plan = plan_lib.Plan(
+  plan = plans.Plan(
     total_steps, batch_steps=8, replay=config, unroll_length=NUM_STEPS
   )
   source = plan.source(agent_of(), jax.devices()[:cores], jax.random.key(seed))
@@ -103,7 +102,7 @@ def drawn(sample):
 
 
 def test_without_a_replay_each_unroll_is_in_exactly_one_batch():
-  source = plan_lib.Plan(100, 8).source(
+  source = plans.Plan(100, 8).source(
     agent_of(None), jax.devices()[:2], jax.random.key(0)
   )
   assert type(source) is experience.Once
@@ -254,7 +253,7 @@ class Making:
   ],
 )
 def test_the_horizon_has_the_number_of_updates_of_the_run(replay, updates):
-  plan = plan_lib.Plan(1000, 80, replay)
+  plan = plans.Plan(1000, 80, replay)
   assert (plan.horizon.env_steps, plan.horizon.updates) == (1000, updates)
 
 
@@ -267,7 +266,7 @@ class Reporting(replay.Config):
 
 def test_a_replays_schedules_end_with_the_updates_of_its_windows():
   """A window with more learned steps counts as more updates."""
-  plan = plan_lib.Plan(1024, 8, replay_config(Reporting), unroll_length=8)
+  plan = plans.Plan(1024, 8, replay_config(Reporting), unroll_length=8)
 
   def done(clock, learned_steps):
     needs = base.Needs(WINDOW, learned_steps=learned_steps)
@@ -318,14 +317,14 @@ PRIORITIZED = replay.PrioritizedConfig
 def test_a_plan_that_does_not_fit_the_agent_is_refused(config, plan, message):
   options = {"total_steps": 100, "batch_steps": 16}
   with pytest.raises(types.ConfigError, match=message):
-    plan_lib.Plan(**options | plan).agent(config, None)
+    plans.Plan(**options | plan).agent(config, None)
 
 
 def test_the_smallest_sufficient_plan_is_accepted():
   config = replay_config(capacity=16, min_steps=16)
-  plan_lib.Plan(16, 16).agent(Making(None), None)
+  plans.Plan(16, 16).agent(Making(None), None)
   # A uniform replay needs no priorities.
-  making, plan = Making(3, priorities=None), plan_lib.Plan(16, 16, config)
+  making, plan = Making(3, priorities=None), plans.Plan(16, 16, config)
   assert plan.agent(making, "spec", "axis").needs.window == 3
   assert making.made == [("spec", "axis", plan.horizon)]
 
@@ -495,7 +494,7 @@ class Overlapping:
 
   def __init__(self, num_envs, seed=0):
     config = replay_config(PRIORITIZED, capacity=128, ratio=1.7)
-    plan = plan_lib.Plan(
+    plan = plans.Plan(
       1000, 8, config, unroll_length=NUM_STEPS, num_envs=num_envs
     )
     core = jax.devices()[:1]
@@ -645,7 +644,7 @@ def test_resets_in_a_share_make_no_batch_due():
   """Half of the steps of shares and of batches are resets."""
   acted, batches = SimpleNamespace(env_steps=0), 0
   config = replay_config(batch_size=8, min_steps=8)
-  plan = plan_lib.Plan(100, 8, config, unroll_length=NUM_STEPS)
+  plan = plans.Plan(100, 8, config, unroll_length=NUM_STEPS)
   source = plan.source(agent_of(), jax.devices()[:1], jax.random.key(0), acted)
   for index in range(10):
     acted.env_steps += 4  # The other 4 of 8 steps are resets.
@@ -662,7 +661,7 @@ def test_resets_in_a_share_make_no_batch_due():
 def test_a_resumed_run_without_its_replay_counts_only_new_steps():
   acted = SimpleNamespace(env_steps=1000)
   config = replay_config(min_steps=8)
-  plan = plan_lib.Plan(2000, 8, config, unroll_length=NUM_STEPS)
+  plan = plans.Plan(2000, 8, config, unroll_length=NUM_STEPS)
   source = plan.source(agent_of(), jax.devices()[:1], jax.random.key(0), acted)
   source.resume(90, 0.0)
   acted.env_steps += 8

@@ -17,7 +17,7 @@ import pytest
 from dm_env import specs
 
 from seedx import metrics, replay, sharding, trees, types
-from seedx.agents import base, model, ppo, vtrace
+from seedx.agents import base, models, ppo, vtrace
 from seedx.learning import experience, learner, pending, publication, updates
 from seedx.pipelines import impala
 from seedx.runtime import counters
@@ -40,7 +40,7 @@ def plain(agent, rate):
     params = jax.tree.map(
       lambda p, g: p - rate * g, state.params, gradients.params
     )
-    return model.count_batch(
+    return models.count_batch(
       dataclasses.replace(state, params=params), gradients.moments
     )
 

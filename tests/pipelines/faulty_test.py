@@ -15,7 +15,7 @@ from seedx.agents import alphazero, dqn, ppo, sac
 from seedx.envs import functional
 from seedx.learning import learner
 from seedx.pipelines import anakin
-from seedx.pipelines.anakin import faults, training
+from seedx.pipelines.anakin import fault_counts, training
 from seedx.runtime import counters
 
 FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
@@ -105,7 +105,7 @@ def test_faulty_steps_become_first_steps_and_others_stay():
   previous = np.array([MID, MID, MID, MID, LAST, LAST, FIRST], np.uint8)
   raw.step_type[5] = FIRST
   env = np.arange(7, dtype=np.float32)[:, None]
-  state, timestep, bits = faults.masked(
+  state, timestep, bits = fault_counts.masked(
     env, raw, np.full_like(env, -1), jnp.array(previous)
   )
   is_faulty = np.array([0, 1, 1, 1, 1, 0, 0], bool)
@@ -118,7 +118,7 @@ def test_faulty_steps_become_first_steps_and_others_stay():
   chex.assert_tree_all_finite(timestep)
   assert np.sum(timestep.observation["a"] == 0) == 2
   specs = jax.tree.map(lambda x: x[0], raw.observation)
-  reasons = [faults.reason(specs, int(x)) for x in bits[1:5]]
+  reasons = [fault_counts.reason(specs, int(x)) for x in bits[1:5]]
   names = ("reward", "observation/a", "discount and observation/a")
   for name, text in zip(names, reasons[:3], strict=True):
     assert text.endswith(f"in its {name}")

@@ -14,8 +14,7 @@ from seedx import envs, replay, types, wire
 from seedx.acting import sessions
 from seedx.agents import base, dqn
 from seedx.pipelines.gorila import parameter_server, reports, worker
-from seedx.runtime import counters, memory, process
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import counters, memory, process, seeding
 from tests import running
 from tests.acting import sessions_test
 from tests.pipelines import pipelines_test
@@ -127,7 +126,7 @@ def report_of(steps, **changes):
 def opened():
   acted = counters.ActingCounts()
   connected = sessions.Sessions(
-    np.zeros(2, np.float32), acted, seeds_lib.Seeds(0), envs.Config()
+    np.zeros(2, np.float32), acted, seeding.Seeds(0), envs.Config()
   )
   reported = reports.Reports(
     connected,

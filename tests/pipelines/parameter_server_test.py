@@ -16,7 +16,7 @@ from seedx import envs, types, wire
 from seedx.agents import base, dqn
 from seedx.launch import admission
 from seedx.pipelines.gorila import parameter_server, saved_shards
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 from tests import fakes, running
 
 SIZE = 7
@@ -75,7 +75,7 @@ class Servers:
   def start(self, k):
     self.shards[k] = shard = self._make()
     part = self._parts[k]
-    self.servers[k] = server = server_lib.Server(self.addresses[k], 32)
+    self.servers[k] = server = serving.Server(self.addresses[k], 32)
     shard.bind(server, part.stop - part.start)
     server.start()
 

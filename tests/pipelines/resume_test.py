@@ -17,8 +17,7 @@ from seedx import app, checkpoint, envs, files, metrics, types, wire
 from seedx.app.runs import checkpointer, policies, run_dirs
 from seedx.launch import instances
 from seedx.learning import replay_source
-from seedx.runtime import counters, process
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import counters, process, seeding
 from tests import checkpoint_test, conftest, programs, running
 from tests.pipelines import pipelines_test
 
@@ -200,7 +199,7 @@ def test_a_restored_run_continues_its_counts_with_new_seeds(
   # All seeds are new, and differ from those of evaluations.
   assert max(saved.seeds) < saved.nest["seeds"] < 1000 <= min(seeds.used)
   assert len(set(seeds.used)) == len(seeds.used) > 0
-  assert max(seeds.used) < seeds_lib.evaluation_seed(0, 0)
+  assert max(seeds.used) < seeding.evaluation_seed(0, 0)
   # New environments receive the env steps of the resumed run.
   assert min(seeds.env_steps) >= last_saved["env_steps"]
 

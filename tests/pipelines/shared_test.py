@@ -10,7 +10,7 @@ import pytest
 
 from seedx import types
 from seedx.agents import base
-from seedx.learning import shared
+from seedx.learning import shared_state
 from tests.pipelines import parameter_server_test
 
 KEY = jax.random.key(0)
@@ -39,7 +39,7 @@ def agent():
 
 def make():
   state = agent().start(np.zeros(2, np.float32), 0)
-  return shared.Shared(agent(), state, jax.devices("cpu")[0])
+  return shared_state.Shared(agent(), state, jax.devices("cpu")[0])
 
 
 def learn(state_shared, copy, gradient, weight=STEPS):

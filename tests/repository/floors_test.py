@@ -185,7 +185,7 @@ def test_imports_only_go_down_the_floors():
       "seedx.launch.joining",
       "import importlib as i\ni.import_module('seedx.app.cli.programs')",
     ),
-    ("seedx.wire.client", "x = import_module('seedx.envs', None)"),
+    ("seedx.wire.clients", "x = import_module('seedx.envs', None)"),
     ("experiments.impala", "__import__('experiments.a3c')"),
     # Imports between experiments.
     ("experiments.impala", "def f():\n  import experiments.impala_too"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import types
-from seedx.runtime import counters, wall_clock
+from seedx.runtime import clocks, counters
 
 FIRST, MID, LAST = (int(x) for x in dm_env.StepType)
 
@@ -28,7 +28,7 @@ def clock(monkeypatch):
   now = [100.0]
   fake = types_lib.SimpleNamespace(monotonic=lambda: now[0])
   monkeypatch.setattr(counters, "time", fake)
-  monkeypatch.setattr(wall_clock, "time", fake)
+  monkeypatch.setattr(clocks, "time", fake)
   return now
 
 

@@ -19,8 +19,8 @@ from seedx import metrics, replay, signals, types
 from seedx.app import training
 from seedx.launch import hosts as launch_hosts
 from seedx.learning import experience, learner
-from seedx.runtime import hosts, process, wall_clock
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import clocks as wall_clock
+from seedx.runtime import hosts, process, seeding
 from tests import host_updates, running
 from tests.learning import learner_test
 
@@ -150,14 +150,14 @@ def test_hosts_without_a_batch_are_counted(batches):
 
 def test_hosts_never_share_seeds_even_after_a_resume():
   all_hosts, _ = two()
-  seeds = [host.counted(seeds_lib.Seeds(3, host.index)) for host in all_hosts]
+  seeds = [host.counted(seeding.Seeds(3, host.index)) for host in all_hosts]
   used = [*range(seeds[0].take(10), seeds[0].take(5) + 5)]
   first = seeds[1].take(400)
   used += range(first, first + 400)
   exchange(all_hosts)
   saved = seeds[0].saved()
   for index in range(2):
-    again = seeds_lib.Seeds(3, index)
+    again = seeding.Seeds(3, index)
     again.restore(saved)
     first = again.take(100)
     used += range(first, first + 100)

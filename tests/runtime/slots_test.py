@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from seedx import types, wire
-from seedx.acting import slots
+from seedx.acting import slot_table
 from seedx.agents import a2c
 from seedx.pipelines import sync
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import seeding
 
 
 def test_a_slot_has_one_lease_at_a_time_and_is_free_after_it():
-  leased = slots.Slots(5)
+  leased = slot_table.Slots(5)
   first, second = leased.take(2), leased.take(2)
   assert (first.tolist(), second.tolist()) == ([0, 1], [2, 3])
   with pytest.raises(wire.Refusal, match=r"at most 1 .* found 2") as caught:
@@ -27,18 +27,18 @@ def test_a_slot_has_one_lease_at_a_time_and_is_free_after_it():
 
 
 def test_runs_of_different_seeds_share_no_environment():
-  first = {seeds_lib.Seeds(seed).take(8) for seed in range(5)}
+  first = {seeding.Seeds(seed).take(8) for seed in range(5)}
   gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
   assert min(gaps) == 2**27
   # The first seeds of 2^14 runs are equally far apart.
-  first = {seeds_lib.Seeds(seed).take(1) for seed in range(2**14)}
+  first = {seeding.Seeds(seed).take(1) for seed in range(2**14)}
   gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
   assert gaps == [2**16] * (2**14 - 1)
 
 
 def test_environment_seeds_stay_in_the_range_for_training():
   end = 2**30
-  seeds = seeds_lib.Seeds(end - 1)
+  seeds = seeding.Seeds(end - 1)
   assert seeds.take(1) == end - 1
   assert seeds.take(4) == 0
   assert seeds.take(1) == 4
@@ -56,7 +56,7 @@ def test_a_seed_out_of_range_is_refused(seed):
 
 
 def test_seeds_continue_from_a_checkpoint():
-  seeds, again = seeds_lib.Seeds(3), seeds_lib.Seeds(3)
+  seeds, again = seeding.Seeds(3), seeding.Seeds(3)
   first = seeds.take(10)
   again.restore(seeds.saved())
   assert again.take(5) == seeds.take(5) == first + 10

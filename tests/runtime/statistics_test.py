@@ -10,8 +10,7 @@ from seedx import checkpoint, envs
 from seedx.app.runs import checkpointer
 from seedx.envs import functional
 from seedx.envs.processes import child
-from seedx.runtime import counters
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import counters, seeding
 from tests import conftest, forks, programs, running
 from tests.pipelines import pipelines_test
 
@@ -195,7 +194,7 @@ def test_anakin_counts_what_environments_do(num_seeds, tmp_path):
   last = run.run()
   logs = []
   for seed in range(num_seeds):
-    keys = functional.keys(seeds_lib.Seeds(seed).take(8), 8)
+    keys = functional.keys(seeding.Seeds(seed).take(8), 8)
     numbers = jax.vmap(offset_of)(keys).tolist()
     logs.append(Log([rows_of_arithmetic(x, 1000) for x in numbers]))
   # Env steps are the mean over all seeds.

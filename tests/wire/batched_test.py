@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from seedx import wire
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 from tests import fuzz, running
 
 LAYOUT = wire.Layout.of(np.zeros(3, np.float32), max_rows=1_000_000)
@@ -63,7 +63,7 @@ class Served:
 @contextlib.contextmanager
 def served(folder, on="unix", session=Session, **options):
   address = f"unix:{folder}/sock" if on == "unix" else "127.0.0.1:0"
-  server = server_lib.Server(address, 8, **options)
+  server = serving.Server(address, 8, **options)
   with contextlib.ExitStack() as stack:
     made = Served(server, stack, session)
     with server:
@@ -293,7 +293,7 @@ def test_the_thread_of_the_pipes_ends_with_the_server(tmp_path):
 
 
 def test_a_server_without_batched_methods_has_no_thread_for_pipes(tmp_path):
-  server = server_lib.Server(f"unix:{tmp_path}/sock", 1)
+  server = serving.Server(f"unix:{tmp_path}/sock", 1)
   server.bind("double", lambda x: 2 * x, LAYOUT, LAYOUT)
   with server:
     assert server._handlers.listener is not None
@@ -301,7 +301,7 @@ def test_a_server_without_batched_methods_has_no_thread_for_pipes(tmp_path):
 
 
 def test_without_epoll_each_streams_thread_receives(tmp_path, monkeypatch):
-  monkeypatch.delattr(server_lib.select, "epoll")
+  monkeypatch.delattr(serving.select, "epoll")
   with served(tmp_path) as made:
     exchange, session = made.connect()
     assert exchange._pipe is not None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seedx import wire
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 from tests import running
 
 INPUTS = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
@@ -46,7 +46,7 @@ def server(tmp_path):
     sessions.append(Summing(hello))
     return sessions[-1]
 
-  served = server_lib.Server(f"unix:{tmp_path}/sock", 2)
+  served = serving.Server(f"unix:{tmp_path}/sock", 2)
   served.bind_stream("sum", open_session, INPUTS, OUTPUTS)
   served.sessions = sessions
   with served:

@@ -18,9 +18,7 @@ from seedx import wire
 from seedx.acting import protocol, unroll_messages
 from seedx.launch import admission, joining
 from seedx.pipelines.gorila import reports
-from seedx.wire import calls
-from seedx.wire import layout as layout_lib
-from seedx.wire import server as server_lib
+from seedx.wire import array_layout, calls, serving
 from tests import fuzz, programs, running
 
 Code = wire.StatusCode
@@ -30,7 +28,7 @@ ONE = wire.Layout.of({"x": np.zeros((), np.bool_)}, 4)
 @pytest.fixture(scope="module")
 def served():
   """A server that is not started, and its methods by name."""
-  server = server_lib.Server("unix:/nowhere", 1)
+  server = serving.Server("unix:/nowhere", 1)
   return server, {method.name: method for method in fuzz.bound(server)}
 
 
@@ -170,7 +168,7 @@ def test_a_bool_other_than_0_and_1_is_refused():
 def test_a_deeply_nested_handshake_is_refused_without_a_traceback(
   tmp_path, caplog, depth, where
 ):
-  server = server_lib.Server(f"unix:{tmp_path}/server", 4)
+  server = serving.Server(f"unix:{tmp_path}/server", 4)
   server.bind("same", lambda x: x, ONE, ONE)
   nested = "[" * depth + "]" * depth
   if where == "hello":
@@ -190,11 +188,13 @@ def handshake_of(layout, hello=(), indent=None):
 
 
 def test_a_handshake_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
-  texts, from_json = [], layout_lib.from_json
+  texts, from_json = [], array_layout.from_json
   monkeypatch.setattr(
-    layout_lib, "from_json", lambda text: texts.append(text) or from_json(text)
+    array_layout,
+    "from_json",
+    lambda text: texts.append(text) or from_json(text),
   )
-  server = server_lib.Server(f"unix:{tmp_path}/server", 4)
+  server = serving.Server(f"unix:{tmp_path}/server", 4)
   wide = wire.Layout.of({f"a_leaf_{k}": np.zeros(2) for k in range(60)}, 1)
   server.bind("same", lambda x: x, wide, wide)
   method = fuzz.Method("same", wide, {}, [])
@@ -217,20 +217,20 @@ def test_a_connection_has_a_limit_of_refused_and_reset_calls(
 ):
   """The limit ends after some seconds, and other clients are not affected."""
   clock, opened = Clock(), []
-  monkeypatch.setattr(server_lib, "time", clock)
-  server = server_lib.Server(f"unix:{tmp_path}/server", 8)
+  monkeypatch.setattr(serving, "time", clock)
+  server = serving.Server(f"unix:{tmp_path}/server", 8)
 
   def open_session(hello):
     opened.append(hello)
     if how == "refused":
       raise wire.Refusal(Code.FAILED_PRECONDITION, "expected another")
-    return server_lib.FunctionSession(lambda inputs: inputs)
+    return serving.FunctionSession(lambda inputs: inputs)
 
   server.bind_stream("echo", open_session, ONE, ONE)
   server.bind("same", lambda x: x, ONE, ONE)
   frame = ONE.encode({"x": np.zeros(1, np.bool_)})
   method = fuzz.Method("echo", ONE, {}, [frame])
-  limit = server_lib._CALLS_PER_CONNECTION
+  limit = serving._CALLS_PER_CONNECTION
 
   def call_reaches_python():
     num_opened = len(opened)
@@ -258,9 +258,9 @@ def test_a_connection_has_a_limit_of_refused_and_reset_calls(
     assert not all(call_reaches_python() for _ in range(limit))
     with wire.Client(server.address) as other:
       other.call("same", {"x": np.zeros(1, np.bool_)}, ONE, ONE, 300)
-    clock.now += server_lib._SPENT_SECONDS + 1.0
+    clock.now += serving._SPENT_SECONDS + 1.0
     running.wait_until(call_reaches_python)
-    monkeypatch.setattr(server_lib, "time", time)
+    monkeypatch.setattr(serving, "time", time)
 
 
 def counted(open_sessions):
@@ -268,7 +268,7 @@ def counted(open_sessions):
 
   def open_session(hello):
     open_sessions.append(hello)
-    return server_lib.FunctionSession(
+    return serving.FunctionSession(
       lambda inputs: inputs, close=open_sessions.pop
     )
 
@@ -292,8 +292,8 @@ def test_a_silent_stream_ends_and_other_hosts_get_its_place(
   tmp_path, monkeypatch
 ):
   clock, open_sessions = Clock(), []
-  monkeypatch.setattr(server_lib, "time", clock)
-  server = server_lib.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
+  monkeypatch.setattr(serving, "time", clock)
+  server = serving.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
   server.bind_stream("echo", counted(open_sessions), ONE, ONE)
   message = {"x": np.zeros(1, np.bool_)}
 
@@ -324,15 +324,15 @@ def test_a_silent_stream_ends_and_other_hosts_get_its_place(
     assert fuzz.send_here(server, other, text, other.messages) is Code.OK
     active.close()
     running.wait_until(lambda: not open_sessions)
-    clock.now += server_lib._YIELD_SECONDS
+    clock.now += serving._YIELD_SECONDS
     opened().close()
-    monkeypatch.setattr(server_lib, "time", time)
+    monkeypatch.setattr(serving, "time", time)
 
 
 def test_a_client_that_receives_no_replies_counts_as_silent(tmp_path):
   open_sessions = []
   big = wire.Layout.of({"x": np.zeros(2**20, np.uint8)}, 1)
-  server = server_lib.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
+  server = serving.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
   server.bind_stream("echo", counted(open_sessions), big, big)
   frames = [big.encode({"x": np.zeros((1, 2**20), np.uint8)})] * 64
   with server, fuzz.grpc.insecure_channel(server.address) as channel:
@@ -349,7 +349,7 @@ def test_a_client_that_receives_no_replies_counts_as_silent(tmp_path):
 
 def test_a_client_that_was_silent_over_tcp_finds_the_server_running():
   open_sessions = []
-  server = server_lib.Server("127.0.0.1:0", 2, silent_seconds=0.2)
+  server = serving.Server("127.0.0.1:0", 2, silent_seconds=0.2)
   server.bind_stream("echo", counted(open_sessions), ONE, ONE)
   server.bind("done", refuse, ONE, ONE)
   message = {"x": np.zeros(1, np.bool_)}
@@ -373,10 +373,10 @@ def test_a_process_that_has_joined_sends_messages_regularly(
   tmp_path, monkeypatch
 ):
   monkeypatch.setattr(joining, "_SIGN_SECONDS", 0.1)
-  server, messages = server_lib.Server(f"unix:{tmp_path}/server", 1), []
+  server, messages = serving.Server(f"unix:{tmp_path}/server", 1), []
   server.bind_stream(
     joining.JOIN,
-    lambda hello: server_lib.FunctionSession(
+    lambda hello: serving.FunctionSession(
       lambda _: messages.append(1) or (), ASSIGNMENT
     ),
     wire.NOTHING,

@@ -7,8 +7,7 @@ import types
 import pytest
 
 from seedx import wire
-from seedx.wire import reconnect
-from seedx.wire import server as server_lib
+from seedx.wire import reconnect, serving
 
 GONE = wire.StatusCode.UNAVAILABLE
 FULL = wire.StatusCode.RESOURCE_EXHAUSTED
@@ -111,7 +110,7 @@ def test_a_late_server_is_found_at_once(tmp_path, monkeypatch):
     )
     waits.start()
     time.sleep(late_seconds)
-    server = server_lib.Server(address, 1)
+    server = serving.Server(address, 1)
     server.bind("it", lambda nest: nest, wire.NOTHING, wire.NOTHING)
     start = time.monotonic()
     with server:

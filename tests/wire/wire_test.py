@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from seedx import types, wire
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 from tests import running
 
 Code = wire.StatusCode
@@ -86,7 +86,7 @@ class Requests:
 
 
 def make_server(address, max_streams=4):
-  server = server_lib.Server(address, max_streams)
+  server = serving.Server(address, max_streams)
   sessions = []
 
   def open_session(hello):
@@ -569,7 +569,7 @@ def test_a_stale_unix_path_is_used_again(tmp_path):
      "unix:/no/such/folder/sock", "unix:/" + "x" * 200, "8.8.8.8:5000"],
 )  # fmt: skip
 def test_a_bad_address_is_a_config_error(bad):
-  server = server_lib.Server(bad, 1, security=wire.Security(insecure=True))
+  server = serving.Server(bad, 1, security=wire.Security(insecure=True))
   with pytest.raises(types.ConfigError, match="address"):
     server.start()
 
@@ -589,7 +589,7 @@ _FEW_DESCRIPTORS = """
 import resource, sys
 import numpy as np
 from seedx import wire
-from seedx.wire import server as server_lib
+from seedx.wire import serving as server_lib
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))
 options = dict(server_lib._SERVER_OPTIONS)
@@ -669,7 +669,7 @@ def test_stop_lets_a_request_finish_and_ends_its_stream_with_ok():
     assert release.wait(300)
     return inputs
 
-  server = server_lib.Server("127.0.0.1:0", 4)
+  server = serving.Server("127.0.0.1:0", 4)
   server.bind("slow", slow, LAYOUT, LAYOUT)
   with server, wire.Client(server.address) as client:
     requests = [message(1), message(2), message(3)]
@@ -763,7 +763,7 @@ SERVER = """
 import sys, threading, time
 import numpy as np
 from seedx import wire
-from seedx.wire import server as server_lib
+from seedx.wire import serving as server_lib
 layout = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
 entered = threading.Event()
 def function(inputs):
@@ -816,7 +816,7 @@ def look():
 atexit.register(look)
 import numpy as np
 from seedx import wire
-from seedx.wire import server as server_lib
+from seedx.wire import serving as server_lib
 layout = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
 def requests():
   yield {"x": np.zeros((1, 3), np.float32)}
@@ -865,7 +865,7 @@ def test_stopped_servers_leave_no_thread_behind():
 
 
 def test_a_request_that_arrives_while_a_call_ends_is_freed():
-  newest = server_lib._Newest()
+  newest = serving._Newest()
   assert newest.receive(b"request").take() == b"request"
   newest.receive(b"late")
   newest.close()
@@ -875,7 +875,7 @@ def test_a_request_that_arrives_while_a_call_ends_is_freed():
 def test_a_stream_that_another_thread_ends_has_that_threads_status():
   """The error of the session, which the other thread has closed, is ignored."""
   code = wire.StatusCode
-  stream = server_lib._Stream(*[mock.MagicMock()] * 4)
+  stream = serving._Stream(*[mock.MagicMock()] * 4)
   aborted = []
 
   def session(request):

@@ -23,15 +23,15 @@ import numpy as np
 
 from seedx import envs, sharding, types
 from seedx.acting import local_actor, unroll_store
-from seedx.agents import acting_step, base, model
+from seedx.agents import acting_step, base, models
 from seedx.app import devices
 from seedx.app.runs import opponents
 from seedx.app.studies import trials
 from seedx.envs import config as env_config
 from seedx.envs import envpool_spec
-from seedx.launch import nodes
+from seedx.launch import topology
 from seedx.learning import learner as learner_lib
-from seedx.learning import shared as shared_lib
+from seedx.learning import shared_state
 from seedx.on_cpu import allocator
 from seedx.pipelines import a3c, gorila, impala, seed, sync
 from seedx.runtime import process
@@ -266,7 +266,7 @@ def actor(
   """
   spec = envs.spec(config.env)
   on_cpu = isinstance(config, impala.Config)
-  agent_config = model.on_cpu(config.agent) if on_cpu else config.agent
+  agent_config = models.on_cpu(config.agent) if on_cpu else config.agent
   agent = config.plan.agent(agent_config, spec)
   layout = unroll_store.Layout.of(agent, sizes.period, sizes.slots)
   programs = local_actor.Programs(agent, spec, layout)
@@ -395,7 +395,7 @@ def _measure(
   if isinstance(config, process.ServerConfig):
     devices.compute_on_own_threads()
   if part.__name__ in sizes.elsewhere:
-    nodes.share_cores(sizes.pools)
+    topology.share_cores(sizes.pools)
   return sizes, part(config, sizes, seconds)
 
 
@@ -430,7 +430,7 @@ def _worker(
   device = _device(sizes, _LEARNING, getattr(config, "device", 0))
   key = jax.random.key(0)
   source = config.plan.source(agent, [device], key)
-  shared = shared_lib.Shared(agent, jax.jit(agent.init)(key), device)
+  shared = shared_state.Shared(agent, jax.jit(agent.init)(key), device)
   on_device, number = jax.device_put(share, device), itertools.count()
 
   def learn() -> None:

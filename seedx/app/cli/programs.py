@@ -18,8 +18,7 @@ from seedx.app.cli import command_line, configs, experiments
 from seedx.app.cli import presets as presets_lib
 from seedx.app.runs import resuming, run_dirs
 from seedx.launch import config as launch_config
-from seedx.launch import hosts, instances, joining
-from seedx.launch import nodes as nodes_lib
+from seedx.launch import hosts, instances, joining, topology
 from seedx.metrics import cpu_time
 from seedx.on_cpu import allocator
 from seedx.runtime import process
@@ -227,7 +226,7 @@ def _roles(config: process.Config) -> list[str]:
   All servers have one role; `--server` selects among them.
   """
   nodes = config.with_sockets("nowhere").nodes()
-  return list(dict.fromkeys(nodes_lib.kind(node.role) for node in nodes))
+  return list(dict.fromkeys(topology.kind(node.role) for node in nodes))
 
 
 def _train(
@@ -338,7 +337,7 @@ def _join(
   thin = not all(
     node.needs_jax
     for node in config.nodes()
-    if nodes_lib.kind(node.role) == role
+    if topology.kind(node.role) == role
   )
   if thin or name in experiments.shipped():
     words = [config.address, "--role", role, "--listen", listen]

@@ -15,7 +15,7 @@ import numpy as np
 
 from seedx import checkpoint, envs, files, metrics, signals, trees, types, wire
 from seedx.app.runs import evaluations
-from seedx.runtime import memory, parts, process
+from seedx.runtime import memory, process, process_parts
 
 Read = TypeVar("Read")
 
@@ -422,7 +422,7 @@ class Checkpointer:
     score = None if self._evaluation else self._run.acted.score()
     return -math.inf if score is None else score
 
-  def _kept_replay(self) -> parts.Replay | None:
+  def _kept_replay(self) -> process_parts.Replay | None:
     """Returns the replay, unless it is too large for a checkpoint."""
     replay = self._run.replay
     if replay is None:

@@ -13,8 +13,7 @@ from seedx import envs, files, metrics, signals, types
 from seedx.acting import evaluator
 from seedx.app.runs import run_dirs, spaces, statistics
 from seedx.envs import rendering
-from seedx.runtime import process
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import process, seeding
 
 # Seconds to wait for a cancelled evaluation.
 _CANCEL_SECONDS = 2.0
@@ -179,7 +178,7 @@ class Periodic:
       number = config.evaluate_episodes * (
         env_steps // config.evaluate_every_steps
       )
-      seed = seeds_lib.evaluation_seed(self._seed, number)
+      seed = seeding.evaluation_seed(self._seed, number)
       at = None if _ENV_STEPS in config.evaluate_env_options else env_steps
       played = self._evaluator.play(acting, seed, self._stop, at)
       if self._stop.is_set():

@@ -12,10 +12,9 @@ from seedx import envs, sharding, types
 from seedx.agents import acting_step, base
 from seedx.envs import functional, observations
 from seedx.learning import learner as learner_lib
-from seedx.learning import plan as plan_lib
-from seedx.learning import replay_source, updates
+from seedx.learning import plans, replay_source, updates
 from seedx.on_cpu import random_keys
-from seedx.pipelines.anakin import faults as faults_lib
+from seedx.pipelines.anakin import fault_counts
 
 
 class Keys(NamedTuple):
@@ -45,7 +44,7 @@ class Step(NamedTuple):
     env_steps: `[]` int32, number of environments that took a step; the others
       were reset.
     info: `[N, E]` float32, see `types.Rows`.
-    faults: `[N]` int32, see `faults.masked`.
+    faults: `[N]` int32, see `fault_counts.masked`.
   """
 
   unroll: types.Unroll
@@ -135,7 +134,7 @@ class Program:
     agent: base.Config,
     num_envs: int,
     learner: learner_lib.Config,
-    plan: plan_lib.Plan,
+    plan: plans.Plan,
   ) -> None:
     """Makes the environment and the agent; `num_envs` is over all cores.
 
@@ -313,13 +312,13 @@ class Program:
     fresh: types.Tree,
     previous: jax.Array | int,
   ) -> tuple[types.Tree, dm_env.TimeStep, jax.Array]:
-    """Steps all environments, and masks faults; see `faults.masked`."""
+    """Steps all environments, and masks faults; see `fault_counts.masked`."""
     times = jnp.full(self._num_envs, time, jnp.int32)
     env_keys = random_keys.unrolled(keys.env)
     env, timestep = functional.step(
       self._environment, env, action, env_keys, times
     )
-    env, timestep, faults = faults_lib.masked(env, timestep, fresh, previous)
+    env, timestep, faults = fault_counts.masked(env, timestep, fresh, previous)
     observation = tree.map_structure(
       observations.seen, self._spec.observation, timestep.observation
     )

@@ -17,13 +17,10 @@ from seedx import replay as replay_lib
 from seedx.agents import base
 from seedx.envs import functional, observations
 from seedx.learning import learner as learner_lib
-from seedx.learning import plan as plan_lib
-from seedx.learning import replay_source
-from seedx.pipelines.anakin import faults as faults_lib
+from seedx.learning import plans, replay_source
+from seedx.pipelines.anakin import fault_counts
 from seedx.pipelines.anakin.program import Clock, Keys, Output, Program, State
-from seedx.runtime import counters, process
-from seedx.runtime import seeds as seeds_lib
-from seedx.runtime import wall_clock as wall_clock_lib
+from seedx.runtime import clocks, counters, process, seeding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +56,7 @@ class Config(process.Config):
     self.learner.check_divides("num_envs", self.num_envs, self.learner.parts)
 
   @property
-  def plan(self) -> plan_lib.Plan:
+  def plan(self) -> plans.Plan:
     """The amounts of experience of each training."""
     batch_steps = self.num_envs * self.learner.unroll_length
     return self.learner.plan(self.total_steps, batch_steps, self.replay)
@@ -94,7 +91,7 @@ class Training:
   """
 
   def __init__(
-    self, config: Config, wall_clock: wall_clock_lib.WallClock | None = None
+    self, config: Config, wall_clock: clocks.WallClock | None = None
   ) -> None:
     """Makes the initial states; the first `call` compiles the program."""
     self._config = config
@@ -279,8 +276,10 @@ class Training:
     num_seeds, num_envs = self._config.num_seeds, self._config.num_envs
     of_envs = np.bitwise_or.reduce(faults.reshape(num_seeds, -1, num_envs), 1)
     training, k = map(int, np.argwhere(of_envs)[0])
-    seeds = seeds_lib.Seeds(self._config.seed + training)
-    reason = faults_lib.reason(self._one.observation, int(of_envs[training, k]))
+    seeds = seeding.Seeds(self._config.seed + training)
+    reason = fault_counts.reason(
+      self._one.observation, int(of_envs[training, k])
+    )
     raise RuntimeError(
       observations.failure(
         self._config.env.env, k, seeds.take(num_envs), reason
@@ -442,7 +441,7 @@ def _start(config: Config, agent: base.Agent) -> tuple[base.AgentState, Keys]:
     )
 
   seeds = range(config.seed, config.seed + config.num_seeds)
-  env_seeds = [seeds_lib.Seeds(x).take(config.num_envs) for x in seeds]
+  env_seeds = [seeding.Seeds(x).take(config.num_envs) for x in seeds]
   if config.num_seeds == 1:
     return jax.jit(start)(np.int32(seeds[0]), np.int32(env_seeds[0]))
   # Not by vmap: XLA on CPU hangs in batches of the QR decompositions of an

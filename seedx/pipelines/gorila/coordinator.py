@@ -10,17 +10,15 @@ from seedx import envs, types, wire
 from seedx import replay as replay_lib
 from seedx.acting import local_actor, sessions
 from seedx.agents import base
-from seedx.launch import admission
-from seedx.launch import nodes as nodes_lib
-from seedx.learning import plan as plan_lib
-from seedx.learning import replay_source
+from seedx.launch import admission, topology
+from seedx.learning import plans, replay_source
 from seedx.pipelines.gorila import (
   parameter_server,
   reports,
   saved_shards,
+  settings,
   worker,
 )
-from seedx.pipelines.gorila import work as work_lib
 from seedx.runtime import process
 
 
@@ -65,9 +63,9 @@ class Config(process.ServerConfig):
       )
 
   @property
-  def plan(self) -> plan_lib.Plan:
+  def plan(self) -> plans.Plan:
     """The plan of every worker's experience."""
-    return plan_lib.Plan(
+    return plans.Plan(
       self.total_steps,
       self.workers.batch_steps,
       self.replay,
@@ -82,10 +80,10 @@ class Config(process.ServerConfig):
     config = super().with_sockets(folder)
     return dataclasses.replace(config, server_addresses=addresses)
 
-  def nodes(self) -> list[nodes_lib.Node]:
+  def nodes(self) -> list[topology.Node]:
     """Returns nodes of the parameter servers, and of the workers."""
     addresses = self.server_addresses or ("",) * self.num_servers
-    work = work_lib.Work(
+    work = settings.Work(
       address=self.address,
       env=self.env,
       agent=self.agent,
@@ -98,7 +96,7 @@ class Config(process.ServerConfig):
       security=self.security,
     )
     servers = [
-      nodes_lib.Node(
+      topology.Node(
         f"server-{shard}",
         parameter_server.run,
         dataclasses.replace(work, address=address, shard=shard),
@@ -107,7 +105,7 @@ class Config(process.ServerConfig):
       for shard, address in enumerate(addresses)
     ]
     count = self.workers.num_workers
-    workers = nodes_lib.Node("worker", worker.run, work, count, needs_jax=True)
+    workers = topology.Node("worker", worker.run, work, count, needs_jax=True)
     return [*servers, workers]
 
   def learn(self, context: process.Context) -> process.Process:

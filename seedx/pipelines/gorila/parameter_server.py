@@ -30,8 +30,8 @@ import numpy as np
 from seedx import envs, types, wire
 from seedx.agents import base
 from seedx.learning import updates
-from seedx.pipelines.gorila import work as work_lib
-from seedx.wire import server as server_lib
+from seedx.pipelines.gorila import settings
+from seedx.wire import serving
 
 PUSH = "push"
 START = "start"
@@ -142,7 +142,7 @@ class Shard:
     self._target = np.zeros(0, np.float32)
     self._target_version = -1
 
-  def bind(self, server: server_lib.Server, size: int) -> None:
+  def bind(self, server: serving.Server, size: int) -> None:
     """Binds the calls of workers and checkpoints, for `size` parameters."""
     vector, reply = layouts(size)
     server.bind(PUSH, self.push, vector, reply)
@@ -267,7 +267,7 @@ class Shard:
     return Reply(version, target_version, np.bool_(applied), resets, params)
 
 
-def run(work: work_lib.Work, stop: threading.Event) -> None:
+def run(work: settings.Work, stop: threading.Event) -> None:
   """Serves until `stop` is set.
 
   Raises:
@@ -279,7 +279,7 @@ def run(work: work_lib.Work, stop: threading.Event) -> None:
   shard = Shard(agent, work.max_staleness)
   # Twice, because a dead worker holds its stream until its death is noticed.
   streams = 2 * work.workers.num_workers
-  server = server_lib.Server(work.address, streams, security=work.security)
+  server = serving.Server(work.address, streams, security=work.security)
   shard.bind(server, part.stop - part.start)
   with server:
     # Short waits, because a signal just before a wait does not interrupt it.

@@ -20,7 +20,7 @@ from seedx.acting import episodes, sessions
 from seedx.agents import base
 from seedx.launch import admission
 from seedx.runtime import counters
-from seedx.wire import server as server_lib
+from seedx.wire import serving
 
 REPORT = "report"
 SERVERS = "servers"
@@ -152,21 +152,21 @@ class Reports:
 
   def bind(
     self,
-    server: server_lib.Server,
+    server: serving.Server,
     inputs: wire.Layout,
     servers: admission.Addresses,
   ) -> None:
     """Binds the workers' streams; `inputs` is the layout of their reports."""
 
-    def answer(hello: Mapping[str, Any]) -> server_lib.Session:
+    def answer(hello: Mapping[str, Any]) -> serving.Session:
       del hello
       welcome = {"addresses": servers.all()}
-      return server_lib.FunctionSession(lambda nothing: nothing, welcome)
+      return serving.FunctionSession(lambda nothing: nothing, welcome)
 
     server.bind_stream(REPORT, self.open, inputs, wire.NOTHING)
     server.bind_stream(SERVERS, answer, wire.NOTHING, wire.NOTHING)
 
-  def open(self, hello: Mapping[str, Any]) -> server_lib.Session:
+  def open(self, hello: Mapping[str, Any]) -> serving.Session:
     """Opens a worker's session, after the parameter servers are restored.
 
     Raises:
@@ -186,7 +186,7 @@ class Reports:
       return ()
 
     close = functools.partial(self._connected.close, session)
-    return server_lib.FunctionSession(take, session.welcome, close)
+    return serving.FunctionSession(take, session.welcome, close)
 
   def measure(self) -> dict[str, metrics.Value]:
     """Returns its metrics."""

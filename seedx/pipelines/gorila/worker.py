@@ -18,16 +18,14 @@ import optax
 from seedx import envs, metrics, types, wire
 from seedx.acting import local_actor, protocol, unroll_messages
 from seedx.agents import base, optimizers
-from seedx.learning import plan as plan_lib
-from seedx.learning import updates
-from seedx.pipelines.gorila import parameter_server, reports
-from seedx.pipelines.gorila import work as work_lib
+from seedx.learning import plans, updates
+from seedx.pipelines.gorila import parameter_server, reports, settings
 
 _WAIT_SERVERS = "parameter servers"
 _RETRY_SECONDS = 0.5
 
 
-def run(work: work_lib.Work, stop: threading.Event) -> None:
+def run(work: settings.Work, stop: threading.Event) -> None:
   """Works until the coordinator reports that the run is over, or `stop` is set.
 
   Raises:
@@ -80,7 +78,7 @@ class Shapes(NamedTuple):
     cls,
     agent: base.Agent,
     spec: types.EnvironmentSpec,
-    plan: plan_lib.Plan,
+    plan: plans.Plan,
     workers: local_actor.WorkersConfig,
   ) -> "Shapes":
     """Returns the shapes, which are the same for all workers of a run."""
@@ -184,7 +182,7 @@ class _Learner:
       metrics.
   """
 
-  def __init__(self, work: work_lib.Work, agent: base.Agent) -> None:
+  def __init__(self, work: settings.Work, agent: base.Agent) -> None:
     self.outliers = Outliers(work.outlier_deviations)
     self.metrics: dict[str, np.float32] = {}
     state = jax.jit(agent.init)(jax.random.key(work.seed))
@@ -243,7 +241,7 @@ class _Worker:
 
   def __init__(
     self,
-    work: work_lib.Work,
+    work: settings.Work,
     programs: local_actor.Programs,
     learner: _Learner,
     client: wire.Client,

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from seedx import app, checkpoint, envs, files, types
-from seedx import replay as replay_lib
+from seedx import app, checkpoint, envs, files, replay, types
 from seedx.acting import local_actor
 from seedx.agents import a2c, dqn, ppo, vtrace
 from seedx.app import training
@@ -36,7 +35,7 @@ WORKERS = local_actor.WorkersConfig(
 SOURCES = [("sync",), ("seed",), ("impala",), ("a3c",), ("anakin",)]
 # Pipelines whose agents have target parameters.
 TARGETS = [("apex",), ("anakin",)]
-REPLAY = replay_lib.Config(replay_capacity=64, replay_min_steps=8)
+REPLAY = replay.Config(replay_capacity=64, replay_min_steps=8)
 
 
 def config_of(pipeline, **changes):

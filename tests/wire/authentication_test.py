@@ -18,9 +18,8 @@ from seedx import types, wire
 from seedx.app import certificates
 from seedx.launch import admission
 from seedx.pipelines.gorila import saved_shards
-from seedx.wire import reconnect
-from seedx.wire import security as security_lib
-from seedx.wire import server as server_lib
+from seedx.wire import authentication, reconnect
+from seedx.wire import serving as server_lib
 from tests.pipelines import parameter_server_test
 
 ECHO = wire.Layout.of(np.zeros(4, np.float32), 1)
@@ -40,7 +39,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_token(monkeypatch):
-  monkeypatch.delenv(security_lib.TOKEN_VARIABLE, raising=False)
+  monkeypatch.delenv(authentication.TOKEN_VARIABLE, raising=False)
 
 
 def client_of(folder, **changes):
@@ -103,10 +102,10 @@ def test_a_client_with_certificates_and_token_is_accepted(files, mutual, host):
 def test_the_token_may_come_from_the_environment(files, monkeypatch):
   ours = files["ours"]
   token = (ours / "token").read_text()
-  monkeypatch.setenv(security_lib.TOKEN_VARIABLE, token)
+  monkeypatch.setenv(authentication.TOKEN_VARIABLE, token)
   with serving(server_of(ours, token_file="")) as (address, _):
     call(address, client_of(ours, token_file=""))
-    monkeypatch.delenv(security_lib.TOKEN_VARIABLE)
+    monkeypatch.delenv(authentication.TOKEN_VARIABLE)
     with pytest.raises(wire.WireError, match="UNAUTHENTICATED"):
       call(address, client_of(ours, token_file=""))
 
@@ -168,7 +167,9 @@ def test_a_token_is_never_sent_without_tls(files):
     address = f"127.0.0.1:{port}"
     with pytest.raises(wire.WireError):
       call(address, wire.Security())
-    assert len(received) == 1 and security_lib._AUTHORIZATION not in received[0]
+    assert (
+      len(received) == 1 and authentication._AUTHORIZATION not in received[0]
+    )
     with pytest.raises(wire.WireError, match="UNAVAILABLE"):
       call(address, client_of(ours))
     assert len(received) == 1
@@ -287,7 +288,7 @@ class Silent:
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_missing_server_is_not_a_mistake(there, tls, files, monkeypatch):
   """Silent servers, tunnels to nothing and working servers are no mistakes."""
-  monkeypatch.setattr(security_lib, "_PROBE_SECONDS", 0.3)
+  monkeypatch.setattr(authentication, "_PROBE_SECONDS", 0.3)
   security = client_of(files["ours"]) if tls else wire.Security()
   with contextlib.ExitStack() as opened:
     if there == "a server":

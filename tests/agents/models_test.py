@@ -8,7 +8,7 @@ import pytest
 from dm_env import specs
 
 from seedx import networks, types
-from seedx.agents import acting_step, model
+from seedx.agents import acting_step, models
 from tests import conftest
 
 VECTOR = specs.Array((3,), np.float32)
@@ -21,7 +21,7 @@ SPEC = types.EnvironmentSpec(
   action=specs.DiscreteArray(4),
   action_mask="legal",
 )
-CONFIG = model.Config(hidden_sizes=(8,), normalize_observations=True)
+CONFIG = models.Config(hidden_sizes=(8,), normalize_observations=True)
 ROWS = 5, 3
 
 
@@ -38,7 +38,7 @@ def inputs_of(spec, seed):
 
 def test_a_model_sees_only_the_keys_of_its_spec():
   visible = SPEC.without("state")
-  q_model = model.Model.make(visible, CONFIG, networks.QHead(4))
+  q_model = models.Model.make(visible, CONFIG, networks.QHead(4))
   variables = jax.jit(q_model.init)(jax.random.key(0))
   unroll, moments_of = jax.jit(q_model.unroll), jax.jit(q_model.moments)
   inputs, other = inputs_of(SPEC, 0), inputs_of(SPEC, 1)
@@ -73,7 +73,7 @@ def test_a_spec_without_its_mask_key_has_no_mask():
 
 def test_a_network_that_is_too_large_is_refused_before_it_is_made():
   large, wide = (
-    model.Model.make(SPEC, model.Config(hidden_sizes=x), networks.QHead(4))
+    models.Model.make(SPEC, models.Config(hidden_sizes=x), networks.QHead(4))
     for x in ((2**20, 2**20), (2**20,))
   )
   with pytest.raises(types.ConfigError, match="parameters, found 1,099,5"):
@@ -82,10 +82,10 @@ def test_a_network_that_is_too_large_is_refused_before_it_is_made():
 
 
 def test_a_number_of_layers_that_would_be_traced_for_minutes_is_refused():
-  deep, deeper = (model.Config(hidden_sizes=(8,) * x) for x in (32, 33))
-  assert model.Model.make(SPEC, deep, networks.QHead(4))
+  deep, deeper = (models.Config(hidden_sizes=(8,) * x) for x in (32, 33))
+  assert models.Model.make(SPEC, deep, networks.QHead(4))
   with pytest.raises(types.ConfigError, match="most 32 layers, found 33"):
-    model.Model.make(SPEC, deeper, networks.QHead(4))
+    models.Model.make(SPEC, deeper, networks.QHead(4))
 
 
 class Critic(nn.Module):
@@ -109,8 +109,8 @@ def test_an_action_reaches_the_head(towers):
     def __call__(self, *features, action):
       return jnp.stack([Critic()(x, action) for x in features])
 
-  critic = model.Model.make(
-    spec, model.Config(hidden_sizes=(8,)), Critics(), towers
+  critic = models.Model.make(
+    spec, models.Config(hidden_sizes=(8,)), Critics(), towers
   )
   variables = jax.jit(critic.init)(jax.random.key(0), np.zeros((1, 1, 2)))
   unroll = jax.jit(critic.unroll)
@@ -131,6 +131,6 @@ def test_an_action_reaches_the_head(towers):
 
 def test_initial_parameters_are_drawn_without_a_loop():
   """JAX's own random keys draw in loops, which take long to compile."""
-  q_model = model.Model.make(SPEC, CONFIG, networks.QHead(4))
+  q_model = models.Model.make(SPEC, CONFIG, networks.QHead(4))
   program = jax.jit(q_model.init).lower(jax.random.key(0))
   assert "while" not in program.as_text()

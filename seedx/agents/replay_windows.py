@@ -16,12 +16,11 @@ import jax.numpy as jnp
 import optax
 
 from seedx import losses, types
-from seedx.agents import base
-from seedx.agents import model as model_lib
+from seedx.agents import base, models
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(model_lib.Config):
+class Config(models.Config):
   """Hyper-parameters of agents that learn from windows.
 
   Attributes:
@@ -120,8 +119,8 @@ class Windows:
 
   def warmed_up(
     self,
-    model: model_lib.Model,
-    variables: model_lib.Variables,
+    model: models.Model,
+    variables: models.Variables,
     inputs: types.Inputs,
     core_state: types.Tree,
   ) -> tuple[types.Inputs, types.Tree]:
@@ -148,7 +147,7 @@ class Windows:
     return jax.tree.map(lambda x: x[self.burn_in :], nest)
 
   def steps(
-    self, model: model_lib.Model, unroll: types.Unroll, discount: jax.Array
+    self, model: models.Model, unroll: types.Unroll, discount: jax.Array
   ) -> Steps:
     """Returns the steps after the burn-in; `discount` is gamma."""
     inputs = self.after_burn_in(unroll.inputs)
@@ -159,7 +158,7 @@ class Windows:
       discount=model.discounts(inputs, discount),
     )
 
-  def have_one_return(self, model: model_lib.Model, steps: Steps) -> bool:
+  def have_one_return(self, model: models.Model, steps: Steps) -> bool:
     """Returns whether windows have one learned step, and the model no memory.
 
     If so, `one_transition` is enough for a loss that bootstraps once.

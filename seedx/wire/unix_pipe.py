@@ -13,7 +13,7 @@ import stat
 
 import numpy as np
 
-from seedx.wire import layout as layout_lib
+from seedx.wire import array_layout
 
 SECRET_BYTES = 16
 # Paths of unix sockets are limited to about 108 bytes.
@@ -37,7 +37,7 @@ class Pipe:
     # The message under way; only its header until that is complete.
     self._message, self._received = _header(), 0
     # Messages that were received while one was sent.
-    self._ahead: collections.deque[layout_lib.Buffer | None] = (
+    self._ahead: collections.deque[array_layout.Buffer | None] = (
       collections.deque()
     )
 
@@ -65,7 +65,7 @@ class Pipe:
     except OSError:
       return False
 
-  def receive(self) -> layout_lib.Buffer | None:
+  def receive(self) -> array_layout.Buffer | None:
     """Waits for a message; None if there are no more.
 
     Raises:
@@ -73,7 +73,7 @@ class Pipe:
     """
     return self._ahead.popleft() if self._ahead else self._receive()
 
-  def receive_now(self) -> layout_lib.Buffer | None:
+  def receive_now(self) -> array_layout.Buffer | None:
     """Receives a message without waiting; None if there are no more.
 
     Raises:
@@ -107,7 +107,7 @@ class Pipe:
 
   def _receive(
     self, flags: int = socket.MSG_WAITALL
-  ) -> layout_lib.Buffer | None:
+  ) -> array_layout.Buffer | None:
     """Receives the rest of the message under way."""
     try:
       while self._received < len(self._message):
@@ -117,7 +117,7 @@ class Pipe:
         if not size:
           raise ConnectionError
         self._received += size
-        if self._received == layout_lib.HEADER.size == len(self._message):
+        if self._received == array_layout.HEADER.size == len(self._message):
           self._message = self._with_room(self._message)
     except BlockingIOError:
       raise
@@ -130,9 +130,9 @@ class Pipe:
 
   def _with_room(self, header: memoryview) -> memoryview:
     """Returns memory for the message that begins with a header."""
-    size = layout_lib.message_size(header)
+    size = array_layout.message_size(header)
     if size > self._max_bytes:
-      raise layout_lib.MessageError(
+      raise array_layout.MessageError(
         f"expected a message of at most {self._max_bytes} bytes, found one of"
         f" {size}"
       )
@@ -157,7 +157,7 @@ class Pipe:
 
 
 def _header() -> memoryview:
-  return memoryview(bytearray(layout_lib.HEADER.size))
+  return memoryview(bytearray(array_layout.HEADER.size))
 
 
 def is_at(path: str) -> bool:

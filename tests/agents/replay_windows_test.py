@@ -10,14 +10,14 @@ import pytest
 from dm_env import specs
 
 from seedx import networks, types
-from seedx.agents import a2c, base, model, windows
+from seedx.agents import a2c, base, models, replay_windows
 from tests import conftest
 
 SPEC = types.EnvironmentSpec(
   specs.Array((4,), np.float32),
   specs.BoundedArray((2,), np.float32, -1.0, 1.0),
 )
-CONFIG = windows.Config(hidden_sizes=(), reward_scale=1.0)
+CONFIG = replay_windows.Config(hidden_sizes=(), reward_scale=1.0)
 GAMMA = 0.5
 ENDS = np.linspace(0, 0.6, 30)
 
@@ -28,7 +28,7 @@ def unroll_of(length):
 
 
 def model_of():
-  return model.Model.make(SPEC, CONFIG, networks.QHead(num_actions=1))
+  return models.Model.make(SPEC, CONFIG, networks.QHead(num_actions=1))
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def model_of():
   ],
 )
 def test_windows_determine_the_needs(fields, window, learned_steps):
-  needs = windows.Windows(**fields).needs
+  needs = replay_windows.Windows(**fields).needs
   assert (needs.window, needs.learned_steps) == (window, learned_steps)
 
 
 def test_a_return_of_continuous_actions_is_one_transition():
   """Windows need neither Q-values nor discrete actions."""
   n, burn_in = 3, 2
-  one_return = windows.Windows(transitions=n, n_step=n, burn_in=burn_in)
+  one_return = replay_windows.Windows(transitions=n, n_step=n, burn_in=burn_in)
   unroll = unroll_of(one_return.needs.window)
   steps = one_return.steps(model_of(), unroll, jnp.float32(GAMMA))
   assert one_return.have_one_return(model_of(), steps)
@@ -72,11 +72,13 @@ def test_a_return_of_continuous_actions_is_one_transition():
 
 
 def test_only_returns_of_n_steps_are_learned_from():
-  replayed = windows.Windows(transitions=5, n_step=3, priority_max_share=0.25)
+  replayed = replay_windows.Windows(
+    transitions=5, n_step=3, priority_max_share=0.25
+  )
   steps = replayed.steps(model_of(), unroll_of(6), jnp.float32(GAMMA))
   error = np.random.default_rng(0).normal(size=(5, 30)).astype(np.float32)
   np.testing.assert_array_equal(replayed.learned(error, steps), error[:3])
-  every = windows.Windows(transitions=None, n_step=3)
+  every = replay_windows.Windows(transitions=None, n_step=3)
   np.testing.assert_array_equal(every.learned(error, steps), error)
   magnitude = np.abs(error)
   whole = dataclasses.replace(replayed, whole_unrolls=True)
@@ -89,8 +91,10 @@ def test_only_returns_of_n_steps_are_learned_from():
 
 
 def test_targets_are_averaged_every_period():
-  config = windows.Config(target_period=2, target_rate=0.25)
-  update_targets = jax.jit(lambda state: windows.update_targets(config, state))
+  config = replay_windows.Config(target_period=2, target_rate=0.25)
+  update_targets = jax.jit(
+    lambda state: replay_windows.update_targets(config, state)
+  )
   rng = np.random.default_rng(0)
   params, target = rng.normal(size=(2, 3)).astype(np.float32)
   for updates in range(1, 6):
@@ -115,4 +119,4 @@ def test_targets_are_averaged_every_period():
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
 def test_a_rate_outside_0_to_1_is_refused(rate):
   with pytest.raises(types.ConfigError, match="expected target_rate from"):
-    windows.Config(target_rate=rate)
+    replay_windows.Config(target_rate=rate)

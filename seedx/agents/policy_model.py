@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx import distributions, types
-from seedx.agents import base, rewards
-from seedx.agents import model as model_lib
+from seedx.agents import base, models, rewards
 
 
 class Extras(NamedTuple):
@@ -83,7 +82,7 @@ class Policy:
       statistics include those of discounted returns.
   """
 
-  model: model_lib.Model
+  model: models.Model
   distribution: distributions.Policy
   normalizes_rewards: bool = False
 
@@ -98,7 +97,7 @@ class Policy:
     images = any(map(types.is_image, network.observation))
     return not network.recurrent and not images
 
-  def init(self, rng_key: jax.Array) -> model_lib.Variables:
+  def init(self, rng_key: jax.Array) -> models.Variables:
     """Returns initial variables."""
     variables = self.model.init(rng_key)
     if not self.normalizes_rewards:
@@ -143,7 +142,7 @@ class Policy:
 
   def step(
     self,
-    variables: model_lib.Variables,
+    variables: models.Variables,
     rng_key: jax.Array,
     inputs: types.Inputs,
     core_state: types.Tree,
@@ -155,7 +154,7 @@ class Policy:
 
   def greedy(
     self,
-    variables: model_lib.Variables,
+    variables: models.Variables,
     rng_key: jax.Array,
     inputs: types.Inputs,
     core_state: types.Tree,
@@ -168,7 +167,7 @@ class Policy:
 
   def evaluate(
     self,
-    variables: model_lib.Variables,
+    variables: models.Variables,
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
     deviation: jax.Array | None = None,
@@ -193,7 +192,7 @@ class Policy:
 
   def evaluate_steps(
     self,
-    variables: model_lib.Variables,
+    variables: models.Variables,
     inputs: types.Inputs,
     action: jax.Array,
     core_state: types.Tree,
@@ -211,7 +210,7 @@ class Policy:
 
   def _one_step(
     self,
-    variables: model_lib.Variables,
+    variables: models.Variables,
     inputs: types.Inputs,
     core_state: types.Tree,
   ) -> "tuple[distributions.Distribution, types.Tree]":
@@ -233,7 +232,7 @@ class Policy:
     action = action[0].astype(self.model.spec.action.dtype)
     return types.AgentOutput(action, Extras(log_prob[0]))
 
-  def _policy(self, output: model_lib.Output) -> distributions.Parameterized:
+  def _policy(self, output: models.Output) -> distributions.Parameterized:
     return distributions.Parameterized(
       self.distribution, output.head.policy, output.action_mask
     )

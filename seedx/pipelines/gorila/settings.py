@@ -5,7 +5,7 @@ import dataclasses
 from seedx import envs, wire
 from seedx.acting import local_actor
 from seedx.agents import base
-from seedx.learning import plan as plan_lib
+from seedx.learning import plans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Work:
   address: str
   env: envs.Config
   agent: base.Config
-  plan: plan_lib.Plan
+  plan: plans.Plan
   seed: int
   workers: local_actor.WorkersConfig
   num_shards: int

@@ -12,10 +12,7 @@ from typing import Any
 import grpc
 
 from seedx import types
-from seedx.wire import calls
-from seedx.wire import layout as layout_lib
-from seedx.wire import pipe as pipe_lib
-from seedx.wire import security as security_lib
+from seedx.wire import array_layout, authentication, calls, unix_pipe
 
 _OPTIONS: list[tuple[str, Any]] = [
   *calls.CHANNEL_OPTIONS,
@@ -50,8 +47,8 @@ class Stream:
     self,
     method: grpc.StreamStreamMultiCallable,
     requests: Iterable[types.Tree] | None,
-    inputs: layout_lib.Layout,
-    outputs: layout_lib.Layout,
+    inputs: array_layout.Layout,
+    outputs: array_layout.Layout,
     hello: Mapping[str, Any],
     unix_path: str | None,
     failure: Callable[[grpc.RpcError], calls.WireError],
@@ -62,7 +59,7 @@ class Stream:
       self._queue = queue.SimpleQueue()
       requests = _until_none(self._queue)
     self._requests = requests
-    self._pipe: pipe_lib.Pipe | None = None
+    self._pipe: unix_pipe.Pipe | None = None
     self._inputs = inputs
     self._outputs = outputs
     self._accepted = threading.Event()
@@ -198,8 +195,8 @@ class Stream:
 
   def _connect(self, unix_path: str, secret: str) -> None:
     try:
-      self._pipe = pipe_lib.connect(
-        unix_path, secret, layout_lib.MAX_MESSAGE_BYTES
+      self._pipe = unix_pipe.connect(
+        unix_path, secret, array_layout.MAX_MESSAGE_BYTES
       )
     except (OSError, ValueError) as error:
       raise calls.WireError(grpc.StatusCode.UNAVAILABLE, str(error)) from None
@@ -255,7 +252,7 @@ class Client:
   def __init__(
     self,
     address: str,
-    security: security_lib.Security = security_lib.LOCAL,
+    security: authentication.Security = authentication.LOCAL,
   ) -> None:
     """Makes a client without connecting it.
 
@@ -264,7 +261,7 @@ class Client:
         machine, or a file cannot be used.
     """
     self.was_accepted = False
-    self._unix_path = security_lib.unix_path(address)
+    self._unix_path = authentication.unix_path(address)
     credentials = security.of_client(address).credentials
     if credentials is None:
       self._channel = grpc.insecure_channel(address, options=_OPTIONS)
@@ -275,8 +272,8 @@ class Client:
     self,
     name: str,
     nest: types.Tree,
-    inputs: layout_lib.Layout,
-    outputs: layout_lib.Layout,
+    inputs: array_layout.Layout,
+    outputs: array_layout.Layout,
     timeout_seconds: float | None = None,
   ) -> types.Tree:
     """Calls a method with `[rows, ...]` arrays.
@@ -306,8 +303,8 @@ class Client:
     self,
     name: str,
     requests: Iterable[types.Tree],
-    inputs: layout_lib.Layout,
-    outputs: layout_lib.Layout,
+    inputs: array_layout.Layout,
+    outputs: array_layout.Layout,
     hello: Mapping[str, Any] | None = None,
   ) -> Stream:
     """Opens a stream and waits until the server has accepted it.
@@ -324,8 +321,8 @@ class Client:
   def exchange(
     self,
     name: str,
-    inputs: layout_lib.Layout,
-    outputs: layout_lib.Layout,
+    inputs: array_layout.Layout,
+    outputs: array_layout.Layout,
     hello: Mapping[str, Any] | None = None,
   ) -> Stream:
     """Opens a stream whose requests `Stream.send` sends; see `stream`."""
@@ -345,13 +342,13 @@ class Client:
     self,
     name: str,
     requests: Iterable[types.Tree] | None,
-    inputs: layout_lib.Layout,
-    outputs: layout_lib.Layout,
+    inputs: array_layout.Layout,
+    outputs: array_layout.Layout,
     hello: Mapping[str, Any] | None,
   ) -> Stream:
     method = self._channel.stream_stream(calls.PATH_PREFIX + name)
     path = self._unix_path
-    if path is not None and not pipe_lib.is_at(path):
+    if path is not None and not unix_pipe.is_at(path):
       path = None
     stream = Stream(
       method, requests, inputs, outputs, hello or {}, path, self._failure
@@ -393,14 +390,14 @@ class Client:
 
 
 def _metadata(
-  inputs: layout_lib.Layout, hello: Mapping[str, Any], *, pipe: bool
+  inputs: array_layout.Layout, hello: Mapping[str, Any], *, pipe: bool
 ) -> tuple[tuple[str, bytes]]:
   handshake = {**inputs.to_json(), "hello": dict(hello)}
   text = json.dumps({**handshake, "pipe": True} if pipe else handshake)
   return ((calls.METADATA_KEY, text.encode()),)
 
 
-def _answer(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
+def _answer(call: Any, outputs: array_layout.Layout) -> Mapping[str, Any]:
   """Returns the server's half of the handshake; checks its layout."""
   metadata = dict(call.initial_metadata() or ())
   text = metadata.get(calls.METADATA_KEY)
@@ -410,9 +407,9 @@ def _answer(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
       raise calls.WireError(call.code(), call.details() or "")
     text = b"null"
   try:
-    handshake = layout_lib.from_json(text)
+    handshake = array_layout.from_json(text)
     difference = outputs.difference(handshake)
-  except layout_lib.MessageError as error:
+  except array_layout.MessageError as error:
     difference = str(error)
   if difference is not None:
     raise calls.WireError(
@@ -427,11 +424,11 @@ def _answer(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
 
 
 def _decode(
-  outputs: layout_lib.Layout, message: layout_lib.Buffer
+  outputs: array_layout.Layout, message: array_layout.Buffer
 ) -> types.Tree:
   try:
     return outputs.decode(message)
-  except layout_lib.MessageError as error:
+  except array_layout.MessageError as error:
     raise calls.WireError(
       grpc.StatusCode.INTERNAL, f"reply: {error}"
     ) from error

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from seedx import wire
-from seedx.wire import layout, listening, pipe
-from seedx.wire import server as server_lib
+from seedx.wire import array_layout, listening, serving, unix_pipe
 
 LAYOUT = wire.Layout.of(np.zeros(3, np.float32), max_rows=100_000)
 
@@ -24,12 +23,12 @@ def rows(value, count=1):
 
 
 def pair(max_bytes=1000):
-  return [pipe.Pipe(x, max_bytes) for x in socket.socketpair()]
+  return [unix_pipe.Pipe(x, max_bytes) for x in socket.socketpair()]
 
 
 def raw_and_pipe(max_bytes=1000):
   raw, other = socket.socketpair()
-  return raw, pipe.Pipe(other, max_bytes)
+  return raw, unix_pipe.Pipe(other, max_bytes)
 
 
 def test_messages_arrive_unchanged_and_in_order():
@@ -66,7 +65,7 @@ def test_receive_returns_none_at_an_end_even_within_a_message(sent):
 def test_a_message_that_is_too_long_is_not_read():
   raw, end = raw_and_pipe(max_bytes=100)
   raw.sendall(LAYOUT.encode(rows(1, 9)))
-  with pytest.raises(layout.MessageError, match="at most 100 bytes"):
+  with pytest.raises(array_layout.MessageError, match="at most 100 bytes"):
     end.receive()
 
 
@@ -94,7 +93,7 @@ def test_requests_ahead_of_long_replies_do_not_block_both_ends(tmp_path):
 @contextlib.contextmanager
 def doubling(folder, link=None, **options):
   """Yields an exchange with a server at `folder / "sock"`, or at its `link`."""
-  server = server_lib.Server(f"unix:{folder}/sock", 1, **options)
+  server = serving.Server(f"unix:{folder}/sock", 1, **options)
   server.bind("double", lambda x: 2 * x, LAYOUT, LAYOUT)
   with server:
     if link:
@@ -115,12 +114,12 @@ def listener(tmp_path):
 def test_a_secret_lets_one_client_connect_once(tmp_path, listener):
   path = f"{tmp_path}/sock"
   secret = listener.expect()
-  stranger = pipe.connect(path, "00" * 16, 1000)
+  stranger = unix_pipe.connect(path, "00" * 16, 1000)
   assert stranger.receive() is None
-  client = pipe.connect(path, secret, 1000)
+  client = unix_pipe.connect(path, secret, 1000)
   served = listener.wait(secret, 1000)
   # A secret is valid once.
-  assert pipe.connect(path, secret, 1000).receive() is None
+  assert unix_pipe.connect(path, secret, 1000).receive() is None
   message = LAYOUT.encode(rows(1))
   client.send(message)
   assert served.receive() == message
@@ -135,7 +134,7 @@ def test_a_client_wakes_up_only_the_thread_that_waits_for_it(
 ):
   number = 64
   secrets = [listener.expect() for _ in range(number)]
-  arrived: queue.SimpleQueue[pipe.Pipe] = queue.SimpleQueue()
+  arrived: queue.SimpleQueue[unix_pipe.Pipe] = queue.SimpleQueue()
 
   def wait(secret):
     arrived.put(listener.wait(secret, 1000))
@@ -149,7 +148,7 @@ def test_a_client_wakes_up_only_the_thread_that_waits_for_it(
   time.sleep(0.1)  # Until the threads wait.
   start, connected = wake_ups(), []
   for secret in secrets:
-    connected.append(pipe.connect(f"{tmp_path}/sock", secret, 1000))
+    connected.append(unix_pipe.connect(f"{tmp_path}/sock", secret, 1000))
     assert arrived.get() is not None
   # If each client woke up all threads that wait, there would be 2,000 more.
   assert wake_ups() - start < 16 * number
@@ -167,7 +166,7 @@ def test_clients_without_a_secret_do_not_delay_others(
     for each in silent:
       each.connect(f"{tmp_path}/sock-messages")
     secret = listener.expect()
-    pipe.connect(f"{tmp_path}/sock", secret, 1000)
+    unix_pipe.connect(f"{tmp_path}/sock", secret, 1000)
     assert listener.wait(secret, 1000) is not None
     assert silent[0].recv(1) == b""  # Closed to make room.
 
@@ -238,7 +237,7 @@ def test_a_file_in_the_place_of_the_socket_for_messages_stays(tmp_path):
 
 def test_a_silent_stream_ends_with_unavailable(tmp_path, monkeypatch):
   """The status is right even if the pipe is closed long before gRPC's call."""
-  close, closed = pipe.Pipe.close, threading.Event()
+  close, closed = unix_pipe.Pipe.close, threading.Event()
 
   def slow(self):
     close(self)
@@ -246,7 +245,7 @@ def test_a_silent_stream_ends_with_unavailable(tmp_path, monkeypatch):
       closed.set()
       time.sleep(0.2)
 
-  monkeypatch.setattr(pipe.Pipe, "close", slow)
+  monkeypatch.setattr(unix_pipe.Pipe, "close", slow)
   with (
     doubling(tmp_path, silent_seconds=0.2) as exchange,
     pytest.raises(wire.WireError, match=r"within 0\.2 seconds") as caught,

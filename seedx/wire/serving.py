@@ -18,11 +18,15 @@ from typing import Any, Protocol, runtime_checkable
 import grpc
 
 from seedx import types
-from seedx.wire import calls, listening, threads
-from seedx.wire import layout as layout_lib
-from seedx.wire import pipe as pipe_lib
-from seedx.wire import pipes as pipes_lib
-from seedx.wire import security as security_lib
+from seedx.wire import (
+  array_layout,
+  authentication,
+  calls,
+  listening,
+  pipe_thread,
+  threads,
+  unix_pipe,
+)
 
 # A handshake may have this many bytes plus four times those of its layout,
 # since JSON may have spaces, and gRPC may add base64. The size has a limit
@@ -108,7 +112,7 @@ class Request:
 
   def __init__(
     self,
-    message: layout_lib.Buffer,
+    message: array_layout.Buffer,
     rows: int,
     answer: Callable[[bytes | calls.Refusal], None],
   ) -> None:
@@ -181,7 +185,7 @@ class Server:
     address: str,
     max_streams: int,
     silent_seconds: float = calls.SILENT_SECONDS,
-    security: security_lib.Security = security_lib.LOCAL,
+    security: authentication.Security = authentication.LOCAL,
   ) -> None:
     """Makes a server that does not listen yet.
 
@@ -230,8 +234,8 @@ class Server:
     self,
     name: str,
     function: Callable[[types.Tree], types.Tree],
-    inputs: layout_lib.Layout,
-    outputs: layout_lib.Layout,
+    inputs: array_layout.Layout,
+    outputs: array_layout.Layout,
     cancel: Callable[[], None] | None = None,
   ) -> None:
     """Adds a method that answers requests by a function.
@@ -255,8 +259,8 @@ class Server:
     self,
     name: str,
     open_session: Callable[[Mapping[str, Any]], Session],
-    inputs: layout_lib.Layout,
-    outputs: layout_lib.Layout,
+    inputs: array_layout.Layout,
+    outputs: array_layout.Layout,
     max_streams: int | None = None,
   ) -> None:
     """Adds a method whose streams each have a session.
@@ -271,8 +275,8 @@ class Server:
     self,
     name: str,
     open_session: Callable[[Mapping[str, Any]], BatchedSession],
-    inputs: layout_lib.Layout,
-    outputs: layout_lib.Layout,
+    inputs: array_layout.Layout,
+    outputs: array_layout.Layout,
   ) -> None:
     """Adds a method whose requests are answered in batches.
 
@@ -303,7 +307,7 @@ class Server:
       ),
       default=0,
     )
-    limit = min(2 * limit + _SLACK_BYTES, layout_lib.MAX_MESSAGE_BYTES)
+    limit = min(2 * limit + _SLACK_BYTES, array_layout.MAX_MESSAGE_BYTES)
     listening.check_free(self._wanted_address)
     server = grpc.server(
       self._threads,
@@ -322,13 +326,13 @@ class Server:
     self._address = listening.listen(
       server, self._wanted_address, self._security.credentials
     )
-    if path := security_lib.unix_path(self._wanted_address):
+    if path := authentication.unix_path(self._wanted_address):
       with contextlib.suppress(OSError):  # Else gRPC carries all messages.
         self._handlers.listener = listening.Listener(path)
       is_batched = any(method.is_batched for method in self._methods.values())
       # Without epoll, as on macOS, each stream's thread waits.
       if is_batched and hasattr(select, "epoll"):
-        self._handlers.pipes = pipes_lib.Pipes()
+        self._handlers.pipes = pipe_thread.Pipes()
     server.start()
     self._grpc = server
     for warning in (self._security.warning, self._many_streams_warning()):
@@ -385,7 +389,7 @@ class Server:
         self._handlers.listener.close()
       if self._handlers.pipes is not None:
         self._handlers.pipes.close()
-      if path := security_lib.unix_path(self._wanted_address):
+      if path := authentication.unix_path(self._wanted_address):
         with contextlib.suppress(FileNotFoundError):
           os.unlink(path)
 
@@ -420,8 +424,8 @@ class _Method:
     self,
     name: str,
     open_session: Callable[[Mapping[str, Any]], Session | BatchedSession],
-    inputs: layout_lib.Layout,
-    outputs: layout_lib.Layout,
+    inputs: array_layout.Layout,
+    outputs: array_layout.Layout,
     max_streams: int,
     cancel: Callable[[], None] | None = None,
   ) -> None:
@@ -505,7 +509,7 @@ class _Stream:
     context: grpc.ServicerContext,
     stopping: threading.Event,
     listener: listening.Listener | None,
-    pipes: pipes_lib.Pipes | None = None,
+    pipes: pipe_thread.Pipes | None = None,
   ) -> None:
     self._method = method
     self._context = context
@@ -515,7 +519,7 @@ class _Stream:
     self._lock = threading.Lock()
     self._session: Session | BatchedSession | None = None
     # Only a client on this machine may ask for a pipe.
-    self._pipe: pipe_lib.Pipe | None = None
+    self._pipe: unix_pipe.Pipe | None = None
     self._closed = False
     # The status with which another thread has ended the call.
     self._ended: calls.Refusal | None = None
@@ -597,8 +601,8 @@ class _Stream:
   def _wait_for_end(
     self,
     session: BatchedSession,
-    pipe: pipe_lib.Pipe,
-    pipes: pipes_lib.Pipes,
+    pipe: unix_pipe.Pipe,
+    pipes: pipe_thread.Pipes,
   ) -> None:
     """Waits while other threads receive and answer the requests of a pipe."""
     self.busy = False
@@ -687,7 +691,7 @@ class _Stream:
         )
     return session
 
-  def _next(self, requests: Iterator[bytes]) -> layout_lib.Buffer | None:
+  def _next(self, requests: Iterator[bytes]) -> array_layout.Buffer | None:
     """Returns the next request, or None if the stream is to end with OK."""
     self.busy = False
     if self._stopping.is_set():
@@ -697,8 +701,8 @@ class _Stream:
     return self._received(lambda: next(requests, None))
 
   def _received(
-    self, receive: Callable[[], layout_lib.Buffer | None]
-  ) -> layout_lib.Buffer | None:
+    self, receive: Callable[[], array_layout.Buffer | None]
+  ) -> array_layout.Buffer | None:
     """Returns what `receive` returns, or None if its stream is to end with OK.
 
     Raises:
@@ -710,7 +714,7 @@ class _Stream:
       # gRPC keeps the error, whose frames would keep the call alive.
       error.__traceback__ = None
       return None
-    except layout_lib.MessageError as error:
+    except array_layout.MessageError as error:
       raise calls.Refusal(
         grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
       ) from error
@@ -733,14 +737,16 @@ class _Stream:
     if self._ended is not None:
       raise self._ended
 
-  def _answer(self, session: Session, message: layout_lib.Buffer) -> bytes:
+  def _answer(self, session: Session, message: array_layout.Buffer) -> bytes:
     with _invalid_if_malformed():
       inputs = self._method.inputs.decode(message)
     reply = self._method.outputs.encode(session(inputs))
     self._method.count_bytes(len(message) + len(reply))
     return reply
 
-  def _ask(self, session: BatchedSession, message: layout_lib.Buffer) -> bytes:
+  def _ask(
+    self, session: BatchedSession, message: array_layout.Buffer
+  ) -> bytes:
     """Waits for the reply to a message, and returns it."""
     answers: queue.SimpleQueue[bytes | calls.Refusal] = queue.SimpleQueue()
     session.receive(self._request(message, answers.put))
@@ -752,7 +758,7 @@ class _Stream:
 
   def _request(
     self,
-    message: layout_lib.Buffer,
+    message: array_layout.Buffer,
     answer: Callable[[bytes | calls.Refusal], None],
   ) -> Request:
     with _invalid_if_malformed():
@@ -777,12 +783,12 @@ class _Handlers(grpc.GenericRpcHandler):
     self,
     methods: Mapping[str, _Method],
     stopping: threading.Event,
-    security: security_lib.ServerSecurity,
+    security: authentication.ServerSecurity,
   ) -> None:
     # The time at which a method last had no room for a call.
     self.last_full_seconds = -math.inf
     self.listener: listening.Listener | None = None
-    self.pipes: pipes_lib.Pipes | None = None
+    self.pipes: pipe_thread.Pipes | None = None
     self._methods = methods
     self._stopping = stopping
     self._security = security
@@ -899,12 +905,12 @@ def _invalid_if_malformed() -> Iterator[None]:
   """Turns a MessageError into a refusal with INVALID_ARGUMENT."""
   try:
     yield
-  except layout_lib.MessageError as error:
+  except array_layout.MessageError as error:
     raise calls.Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
 
 
 def _hello(
-  context: grpc.ServicerContext, inputs: layout_lib.Layout
+  context: grpc.ServicerContext, inputs: array_layout.Layout
 ) -> tuple[Mapping[str, Any], bool]:
   """Returns the client's hello, and whether the client asks for a pipe.
 
@@ -916,11 +922,11 @@ def _hello(
   difference: str | None
   handshake: Any = None
   try:
-    handshake = layout_lib.from_json(metadata[calls.METADATA_KEY])
+    handshake = array_layout.from_json(metadata[calls.METADATA_KEY])
     difference = inputs.difference(handshake)
   except KeyError:
     difference = f"expected metadata {calls.METADATA_KEY}, found none"
-  except layout_lib.MessageError as error:
+  except array_layout.MessageError as error:
     difference = f"{calls.METADATA_KEY}: {error}"
   if difference is None:
     rows = handshake.get("max_rows", 1)
