@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from seedx import types
-from seedx.app.cli import command_line, configs, experiments, presets, synonyms
+from seedx.app.cli import command_line
+from seedx.app.settings import configs, experiments, presets, synonyms
 
 if TYPE_CHECKING:  # The tables themselves need no Sphinx.
   from sphinx import application

@@ -80,7 +80,7 @@ def main() -> int:
 
 def _list() -> int:
   """Prints one line for each experiment."""
-  experiments = importlib.import_module("seedx.app.cli.experiments")
+  experiments = importlib.import_module("seedx.app.settings.experiments")
   print("usage: seedx train EXPERIMENT [options]\n")
   for name, line in experiments.summaries().items():
     print(f"  {name:12} {line}")
@@ -89,7 +89,7 @@ def _list() -> int:
 
 
 def _train(words: list[str]) -> int:
-  experiments = importlib.import_module("seedx.app.cli.experiments")
+  experiments = importlib.import_module("seedx.app.settings.experiments")
   types = importlib.import_module("seedx.types")
   name = words[0]
   try:

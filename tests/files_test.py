@@ -185,7 +185,7 @@ _OTHERS = {
   "seedx/app/certificates.py": "a directory that it makes",
   "seedx/app/compiled.py": "/proc, and a directory of the user",
   "seedx/app/profiling.py": "a directory that it just made",
-  "seedx/app/cli/experiments.py": "the first lines of seedx's own",
+  "seedx/app/settings/experiments.py": "the first lines of seedx's own",
   "seedx/checkpoint.py": "reads a file that `seedx.files` has opened",
   "seedx/envs/families.py": "a module of the installed EnvPool",
   "seedx/envs/processes/child.py": "memory that it shares",

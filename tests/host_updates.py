@@ -14,9 +14,8 @@ import numpy as np
 
 from seedx import sharding, signals, types
 from seedx.agents import ppo, sac
-from seedx.launch import hosts as launch_hosts
 from seedx.learning import experience, learner, multihost
-from seedx.runtime import hosts
+from seedx.runtime import host_links, hosts
 
 HOSTS, CORES = 2, 2
 
@@ -103,7 +102,7 @@ def updated(name, index):
 def main(index, coordinator, folder):
   """Makes the updates of all cases, and saves their results."""
   config = hosts.Config(HOSTS, int(index), coordinator)
-  with launch_hosts.joined(config, threading.Event(), signals.Ending()) as all_:
+  with host_links.joined(config, threading.Event(), signals.Ending()) as all_:
     for name in CASES:
       after, before, line = updated(name, all_.index)
       path = pathlib.Path(folder) / f"{name}-{all_.index}.npz"

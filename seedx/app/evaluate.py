@@ -15,7 +15,8 @@ from typing import Any
 from seedx import envs, files, types
 from seedx.acting import playing
 from seedx.app.cli import command_line
-from seedx.app.runs import opponents, run_dirs, statistics
+from seedx.app.runs import run_dirs, statistics
+from seedx.app.settings import opponents
 from seedx.runtime import seeding
 
 

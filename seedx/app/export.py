@@ -17,7 +17,8 @@ import numpy as np
 
 from seedx import files, types
 from seedx.app.cli import command_line
-from seedx.app.runs import opponents, run_dirs
+from seedx.app.runs import run_dirs
+from seedx.app.settings import opponents
 
 if TYPE_CHECKING:
   import jax

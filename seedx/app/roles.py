@@ -5,8 +5,7 @@ import threading
 
 from seedx import types, wire
 from seedx.app import compiled, devices
-from seedx.app.cli import configs, experiments
-from seedx.app.runs import opponents
+from seedx.app.settings import configs, experiments, opponents
 from seedx.launch import joining, topology
 from seedx.on_cpu import allocator
 from seedx.runtime import process

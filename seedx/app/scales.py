@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from seedx import envs, signals
-from seedx.app.cli import configs
+from seedx.app.settings import configs
 from seedx.runtime import counters
 
 # V-trace does not learn from returns of 0.01 at the end of a chain of ten

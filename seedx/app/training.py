@@ -26,19 +26,18 @@ from seedx.app import (
   scales,
   scratch,
 )
-from seedx.app.cli import configs
 from seedx.app.runs import (
   checkpointer,
   evaluations,
-  opponents,
   resuming,
   run_dirs,
   warm_start,
 )
+from seedx.app.settings import configs, opponents
 from seedx.envs import functions
-from seedx.launch import admission, hosts, instances, ray_cluster, topology
+from seedx.launch import admission, instances, ray_cluster, topology
 from seedx.launch import config as launch_config
-from seedx.runtime import clocks, counters, hangs, process, running
+from seedx.runtime import clocks, counters, hangs, host_links, process, running
 from seedx.runtime import hosts as hosts_lib
 
 # A user's logger may have to send its last lines to a server.
@@ -357,11 +356,11 @@ def _run(
   wall_clock: clocks.WallClock,
 ) -> Run:
   """Trains on this machine, possibly as one of several learner hosts."""
-  with hosts.joined(_learner_hosts(work.config), stop, ending) as learners:
+  with host_links.joined(_learner_hosts(work.config), stop, ending) as learners:
     devices.check()
     context = process.Context(stop, learners, wall_clock)
     if learners.count > 1:
-      hosts.check_same(work.settings_of_all_hosts)
+      host_links.check_same(work.settings_of_all_hosts)
     may_exit = ending.in_main and learners.count == 1
     watch = hangs.Watch(ending, work.config.hang_seconds, may_exit)
     train_here = _follow if learners.index else _lead
@@ -415,7 +414,7 @@ def _share_state(trainer: process.Process, learners: hosts_lib.Hosts) -> None:
   """Copies the state of host 0, possibly restored, to all hosts."""
   if learners.count == 1:
     return
-  state = hosts.broadcast(
+  state = host_links.broadcast(
     b"" if learners.index else checkpoint.to_bytes(trainer.saved())
   )
   if learners.index:

@@ -26,8 +26,8 @@ from seedx import app, checkpoint, envs, metrics, output, signals, types
 from seedx.acting import evaluator
 from seedx.agents import a2c, vtrace
 from seedx.app import devices, roles
-from seedx.app.cli import experiments
 from seedx.app.runs import checkpointer, run_dirs
+from seedx.app.settings import experiments
 from seedx.learning import learner
 from seedx.on_cpu import allocator
 from seedx.pipelines import sync

@@ -18,8 +18,8 @@ from seedx.acting import unroll_actor
 from seedx.agents import acting_step, alphazero, dqn, ppo, r2d2
 from seedx.app import evaluate, opponent, roles, training
 from seedx.app.benchmark import work
-from seedx.app.cli import configs
-from seedx.app.runs import checkpointer, evaluations, opponents, run_dirs
+from seedx.app.runs import checkpointer, evaluations, run_dirs
+from seedx.app.settings import configs, opponents
 from seedx.envs import functional
 from seedx.envs.functional import opponents as opponents_lib
 from seedx.launch import joining

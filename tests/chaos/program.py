@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from seedx import app
-from seedx.app.cli import experiments, programs
+from seedx.app.cli import programs
+from seedx.app.settings import experiments
 from seedx.learning import updates
 from tests.chaos import audit
 

@@ -17,7 +17,7 @@ from seedx import app, envs, metrics, types, wire
 from seedx.acting import local_actor, thin_actor
 from seedx.agents import a2c
 from seedx.app import certificates
-from seedx.app.cli import configs
+from seedx.app.settings import configs
 from seedx.launch import admission, ray_cluster, topology
 from seedx.launch import config as launch_config
 from seedx.pipelines import impala

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from docs import settings
-from seedx.app.cli import command_line, configs, experiments, programs
+from seedx.app.cli import command_line, programs
+from seedx.app.settings import configs, experiments
 from tests.repository import readme_test
 
 _DOCS = pathlib.Path(__file__).parents[2] / "docs"

@@ -50,7 +50,7 @@ _WITHOUT_JAX = (
   "seedx.join",
   "seedx.__main__",
   "seedx.app.cli.command_line",
-  "seedx.app.cli.configs",
+  "seedx.app.settings.configs",
   "seedx.app.runs.run_dirs",
 )
 
@@ -59,7 +59,7 @@ _WITHOUT_JAX = (
 _HOSTS = (
   "seedx.runtime.hosts",
   "seedx.learning.multihost",
-  "seedx.launch.hosts",
+  "seedx.runtime.host_links",
   "seedx.runtime.process",
   "seedx.app",
   "seedx.wire",

@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 
-from seedx.app.cli import experiments
+from seedx.app.settings import experiments
 from tests import programs
 from tests.app import app_test
 
@@ -187,7 +187,7 @@ def test_an_installation_has_no_package_experiments(kind, tmp_path, request):
   # Both ways to import an experiment return the same module, in any order.
   script = """
 import importlib, sys
-from seedx.app.cli import experiments
+from seedx.app.settings import experiments
 calls = [
   lambda: importlib.import_module("seedx.experiments.a2c"),
   lambda: experiments.load_module("a2c"),

@@ -11,7 +11,8 @@ import pytest
 from seedx import join, metrics
 from seedx.__main__ import _PROGRAMS
 from seedx.agents import ddpg, sac
-from seedx.app.cli import command_line, configs, experiments, programs
+from seedx.app.cli import command_line, programs
+from seedx.app.settings import configs, experiments
 from tests import programs as test_programs
 from tests.repository import readme_test
 

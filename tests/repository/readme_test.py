@@ -14,8 +14,9 @@ import pytest
 
 from seedx import app
 from seedx.__main__ import _PROGRAMS
-from seedx.app.cli import command_line, experiments, programs
+from seedx.app.cli import command_line, programs
 from seedx.app.runs import run_dirs
+from seedx.app.settings import experiments
 from tests import with_ray
 
 _ROOT = pathlib.Path(__file__).parents[2]

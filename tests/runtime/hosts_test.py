@@ -17,10 +17,9 @@ import pytest
 
 from seedx import metrics, replay, signals, types
 from seedx.app import training
-from seedx.launch import hosts as launch_hosts
 from seedx.learning import experience, learner
 from seedx.runtime import clocks as wall_clock
-from seedx.runtime import hosts, process, seeding
+from seedx.runtime import host_links, hosts, process, seeding
 from tests import host_updates, running
 from tests.learning import learner_test
 
@@ -43,7 +42,7 @@ def two(total_steps=100):
 def test_all_hosts_have_the_time_of_the_first_host(monkeypatch):
   state = []
   monkeypatch.setattr(
-    launch_hosts, "broadcast", lambda sent: (state.append(sent), state[0])[1]
+    host_links, "broadcast", lambda sent: (state.append(sent), state[0])[1]
   )
   clocks = []
   for index, age in enumerate((1000, 500)):
@@ -206,7 +205,7 @@ def test_hosts_without_a_cluster_need_a_coordinator(monkeypatch):
 
   monkeypatch.setattr(jax.distributed, "initialize", initialize)
   config, stop = hosts.Config(hosts=2), threading.Event()
-  joined = launch_hosts.joined(config, stop, signals.Ending())
+  joined = host_links.joined(config, stop, signals.Ending())
   with pytest.raises(
     types.ConfigError, match=r"no cluster.*--coordinator HOST"
   ):

@@ -21,7 +21,8 @@ from typing import Any
 from seedx import files, types
 from seedx.app.arena import tables
 from seedx.app.cli import command_line
-from seedx.app.runs import opponents, run_dirs
+from seedx.app.runs import run_dirs
+from seedx.app.settings import opponents
 
 _NETWORK = ":network"
 _NONE = ("none",)

@@ -25,7 +25,7 @@ from seedx import envs, sharding, types
 from seedx.acting import local_actor, unroll_store
 from seedx.agents import acting_step, base, models
 from seedx.app import devices
-from seedx.app.runs import opponents
+from seedx.app.settings import opponents
 from seedx.app.studies import trials
 from seedx.envs import config as env_config
 from seedx.envs import envpool_spec

@@ -1,1 +1,1 @@
-"""Command lines: settings, experiments and their presets, programs."""
+"""Command lines of programs and experiments."""

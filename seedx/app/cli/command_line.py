@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from seedx import files, types
-from seedx.app.cli import configs, synonyms
+from seedx.app.settings import configs, synonyms
 
 C = TypeVar("C")
 

@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from seedx import types
-from seedx.app.cli import command_line, experiments
+from seedx.app.cli import command_line
 from seedx.app.runs import run_dirs
+from seedx.app.settings import experiments
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,14 +14,15 @@ import jax
 import seedx
 from seedx import envs, join, output, types
 from seedx.app import compiled, devices, roles, training
-from seedx.app.cli import command_line, configs, experiments
-from seedx.app.cli import presets as presets_lib
+from seedx.app.cli import command_line
 from seedx.app.runs import resuming, run_dirs
+from seedx.app.settings import configs, experiments
+from seedx.app.settings import presets as presets_lib
 from seedx.launch import config as launch_config
-from seedx.launch import hosts, instances, joining, topology
+from seedx.launch import instances, joining, topology
 from seedx.metrics import cpu_time
 from seedx.on_cpu import allocator
-from seedx.runtime import process
+from seedx.runtime import host_links, process
 
 # Metrics that the result of a run states if they are not 0.
 _COUNTED = {
@@ -76,7 +77,7 @@ def main(
     if role in ("all", "learner"):
       return _train(asked, name, presets, others_join=role == "learner")
     return _join(experiment, asked, name, command_line.given(asked, argv))
-  except (hosts.LostError, instances.DiedError) as error:
+  except (host_links.LostError, instances.DiedError) as error:
     print(error, file=sys.stderr, flush=True)
     return 1
   except types.ConfigError as error:

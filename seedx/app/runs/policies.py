@@ -16,8 +16,9 @@ import numpy as np
 from seedx import checkpoint, envs, files, replay, types
 from seedx.agents import acting_step, base
 from seedx.app import devices
-from seedx.app.cli import configs, experiments, programs
-from seedx.app.runs import checkpointer, opponents, run_dirs, spaces
+from seedx.app.cli import programs
+from seedx.app.runs import checkpointer, run_dirs, spaces
+from seedx.app.settings import configs, experiments, opponents
 from seedx.envs import actions as actions_lib
 from seedx.pipelines import anakin
 from seedx.runtime import process

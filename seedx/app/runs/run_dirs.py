@@ -20,8 +20,8 @@ import numpy as np
 
 import seedx
 from seedx import envs, files, metrics, types
-from seedx.app.cli import command_line, configs, experiments
-from seedx.app.runs import opponents
+from seedx.app.cli import command_line
+from seedx.app.settings import configs, experiments, opponents
 
 C = TypeVar("C")
 

@@ -19,8 +19,9 @@ import numpy as np
 
 from seedx import checkpoint, envs, trees, types
 from seedx.agents import base, rewards
-from seedx.app.cli import command_line, configs
+from seedx.app.cli import command_line
 from seedx.app.runs import checkpointer, run_dirs
+from seedx.app.settings import configs
 from seedx.runtime import process
 
 # Where the items of a checkpoint have an `AgentState`, by pipeline, or acting

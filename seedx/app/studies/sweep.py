@@ -23,8 +23,9 @@ import numpy as np
 
 from seedx import files, metrics, signals, types
 from seedx.app import plot
-from seedx.app.cli import command_line, configs
+from seedx.app.cli import command_line
 from seedx.app.runs import run_dirs
+from seedx.app.settings import configs
 from seedx.app.studies import search, trials
 from seedx.launch import config as launch_config
 from seedx.launch import ray_cluster

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from seedx import files, metrics, signals, types
-from seedx.app.cli import experiments
 from seedx.app.runs import run_dirs
+from seedx.app.settings import experiments
 
 if TYPE_CHECKING:  # Imports JAX.
   from seedx.app.cli import programs

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from seedx import types
-from seedx.app.cli import command_line, configs
+from seedx.app.cli import command_line
+from seedx.app.settings import configs
 from tests import programs
 
 

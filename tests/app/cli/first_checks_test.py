@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from seedx.__main__ import _PROGRAMS
-from seedx.app.cli import experiments
 from seedx.app.runs import run_dirs
+from seedx.app.settings import experiments
 from tests import programs
 
 _RUN = {

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from seedx import envs, types
-from seedx.app.cli import command_line, configs, experiments, programs, synonyms
+from seedx.app.cli import command_line, programs
+from seedx.app.settings import configs, experiments, synonyms
 from tests import conftest
 from tests import programs as programs_of_tests
 

@@ -11,8 +11,9 @@ import pytest
 
 from seedx import envs, types
 from seedx.agents import a2c, base
-from seedx.app.cli import experiments, programs
+from seedx.app.cli import programs
 from seedx.app.runs import run_dirs
+from seedx.app.settings import experiments
 from seedx.pipelines import sync
 
 

@@ -12,9 +12,9 @@ from experiments import a2c as a2c_experiment
 from seedx import app, envs, types
 from seedx.agents import a2c
 from seedx.app import evaluate, export
-from seedx.app.cli import configs
 from seedx.app.cli import programs as programs_lib
 from seedx.app.runs import run_dirs
+from seedx.app.settings import configs
 from seedx.learning import learner
 from seedx.pipelines import sync
 from seedx.runtime import process

@@ -18,7 +18,8 @@ from seedx.agents import (
   sac,
   vtrace,
 )
-from seedx.app.cli import configs, experiments, programs
+from seedx.app.cli import programs
+from seedx.app.settings import configs, experiments
 from seedx.pipelines import sync
 from tests import programs as programs_of_tests
 

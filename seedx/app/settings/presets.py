@@ -8,8 +8,8 @@ import numpy as np
 import tree
 
 from seedx import envs, types
-from seedx.app.cli import command_line, configs
-from seedx.app.runs import opponents
+from seedx.app.cli import command_line
+from seedx.app.settings import configs, opponents
 
 C = TypeVar("C")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import seedx
 from seedx import types
-from seedx.app.cli import configs
-from seedx.app.cli import presets as presets_lib
+from seedx.app.settings import configs
+from seedx.app.settings import presets as presets_lib
 
 if TYPE_CHECKING:  # These modules import JAX.
   from seedx.agents import base

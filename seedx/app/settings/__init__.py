@@ -1,0 +1,1 @@
+"""Settings: configs, their texts, presets and experiments."""
