@@ -25,7 +25,7 @@ from benchmarks import connect_four_solver
 from seedx import app, envs, types
 from seedx.acting import evaluator
 from seedx.agents import acting_step
-from seedx.app.runs import run_dirs
+from seedx.app.runs import records
 from seedx.envs.functional import games, match, opponents
 
 _GAMES = 256  # Games that are played at the same time.
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     raise types.ConfigError(
       f"expected a run of seedx:ConnectFour, found one of {policy.env.env}"
     )
-  simulations = run_dirs.config(options.run_dir).options["num_simulations"]
+  simulations = records.read(options.run_dir).options["num_simulations"]
   start = time.monotonic()
   chosen = positions(policy, options.positions, options.empty, options.seed)
   print(

@@ -36,7 +36,7 @@ from experiments import alphazero, apex_alphazero, seed_alphazero
 from seedx import app, envs, files, metrics
 from seedx.app import compiled, devices
 from seedx.app.benchmark import figures, work
-from seedx.app.runs import run_dirs
+from seedx.app.runs import run_folders
 from seedx.metrics import cpu_time
 from seedx.on_cpu import allocator
 from seedx.pipelines import sync
@@ -163,7 +163,7 @@ def run(
     run_dir = pathlib.Path(folder, "run")
     arguments = repr((name, games, str(run_dir)))
     program = f"from benchmarks import self_play; self_play.train(*{arguments})"
-    lines = f"{run_dir.name}/{run_dirs.METRICS}"
+    lines = f"{run_dir.name}/{run_folders.METRICS}"
     with watched.Program(
       [sys.executable, "-c", program],
       folder,
@@ -184,7 +184,7 @@ def run(
     cost = watched.cost(start, trained.samples[-1])
     measured = [
       x
-      for x in metrics.read_lines(run_dir / run_dirs.METRICS)
+      for x in metrics.read_lines(run_dir / run_folders.METRICS)
       if x["env_steps"] > start.progress.env_steps
     ]
   # Only central inference has batches of any size.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from seedx import signals, types
-from seedx.app.runs import run_dirs
+from seedx.app.runs import run_folders
 from seedx.metrics import cpu_time
 
 _POLL_SECONDS = 0.02
@@ -219,7 +219,7 @@ class Run(NamedTuple):
     if "--total-steps" not in options:
       command += ["--total-steps", str(_TOTAL_STEPS)]
     command += ["--run-dir", str(run_dir), "--log-seconds", str(log_seconds)]
-    metrics = f"run/{run_dirs.METRICS}"
+    metrics = f"run/{run_folders.METRICS}"
     path = {"PYTHONPATH": self.checkout, "PYTHONSAFEPATH": "1"}
     return Program(command, folder, of_metrics, metrics, **path)
 

@@ -26,8 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from seedx import types
-from seedx.app.cli import command_line
-from seedx.app.settings import configs, experiments, presets, synonyms
+from seedx.app.settings import configs, experiments, presets, synonyms, wording
 
 if TYPE_CHECKING:  # The tables themselves need no Sphinx.
   from sphinx import application
@@ -97,7 +96,7 @@ def presets_table(commands: str) -> str:
     cell = f"`seedx train {command.strip()}`"
     for purpose, values in _presets(command):
       pairs = [
-        f"`{' '.join(command_line.option(name, value))}`"
+        f"`{' '.join(wording.option(name, value))}`"
         for name, value in values.items()
       ]
       rows.append([cell, purpose, ", ".join(pairs) or "the defaults"])
@@ -108,7 +107,7 @@ def presets_table(commands: str) -> str:
 def synonyms_table() -> str:
   """Returns in Markdown the names of settings in other libraries."""
   rows = [
-    [", ".join(f"`{x}`" for x in names.split()), f"`{command_line.flag(name)}`"]
+    [", ".join(f"`{x}`" for x in names.split()), f"`{wording.flag(name)}`"]
     for name, names in synonyms.NAMES.items()
   ]
   return _table(["there", "here"], rows)
@@ -212,16 +211,16 @@ def _definer(setting: configs.Setting) -> type:
 
 def _flags(setting: configs.Setting) -> str:
   if setting.kind is not bool:
-    return f"`{command_line.flag(setting.name)}`"
+    return f"`{wording.flag(setting.name)}`"
   return ", ".join(
     f"`{word}`"
     for value in (True, False)
-    for word in command_line.option(setting.name, value)
+    for word in wording.option(setting.name, value)
   )
 
 
 def _shown(value: object) -> str:
-  return command_line.shown(value) or "none"
+  return wording.shown(value) or "none"
 
 
 def _sentence(text: str) -> str:

@@ -10,12 +10,12 @@ import importlib
 from typing import Any
 
 _MODULES = {
-  "Experiment": "cli.experiments",
-  "Policy": "runs.policies",
+  "Experiment": "settings.experiments",
+  "Policy": "policies",
   "Run": "training",
-  "load": "runs.policies",
+  "load": "policies",
   "main": "cli.programs",
-  "preset": "cli.presets",
+  "preset": "settings.presets",
   "train": "training",
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from seedx import files, signals, types
-from seedx.app.runs import resuming, run_dirs
+from seedx.app.runs import resuming, run_folders
 from seedx.launch import config as launch_config
 from seedx.launch import ray_cluster
 
@@ -68,7 +68,7 @@ def _run_there(
     )
   _wait_until_left(run_dir, stop)
   folder = files.Folder(run_dir)
-  if folder.has(run_dirs.CONFIG) and not resumes:
+  if folder.has(run_folders.CONFIG) and not resumes:
     saved = resuming.saved(run_dir)
     if not saved:  # The run begins again.
       resuming.remove_files(run_dir)
@@ -83,7 +83,7 @@ def _wait_until_left(run_dir: pathlib.Path, stop: threading.Event) -> None:
   deadline = time.monotonic() + _LEFT_SECONDS
   while True:
     try:
-      with run_dirs.claimed(run_dir):
+      with run_folders.claimed(run_dir):
         return
     except types.ConfigError:
       if stop.wait(_LOOK_SECONDS) or time.monotonic() > deadline:

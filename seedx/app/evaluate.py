@@ -15,8 +15,8 @@ from typing import Any
 from seedx import envs, files, types
 from seedx.acting import playing
 from seedx.app.cli import command_line
-from seedx.app.runs import run_dirs, statistics
-from seedx.app.settings import opponents
+from seedx.app.runs import foreign_code, statistics
+from seedx.app.settings import opponents, wording
 from seedx.runtime import seeding
 
 
@@ -68,11 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _evaluate(options: Options) -> int:
   # An opponent of the command line's takes the place of the run's.
   opponent = str(options.env_options.get(opponents.OPTION, ""))
-  run_dirs.trusted(options.run_dir, options.trust, opponent)
+  foreign_code.trusted(options.run_dir, options.trust, opponent)
   # These modules import JAX, so the check comes first.
   from seedx.acting import evaluator
-  from seedx.app import compiled, videos
-  from seedx.app.runs import evaluations, policies
+  from seedx.app import compiled, policies, videos
+  from seedx.app.runs import evaluations
 
   compiled.keep()
   policy = policies.load(
@@ -176,5 +176,5 @@ def _other(env: envs.Config, options: Options) -> envs.Config:
 
 def _in_words(env: envs.Config) -> str:
   """Returns an environment's name, and its options."""
-  words = command_line.shown(opponents.in_words(env.env_options))
+  words = wording.shown(opponents.in_words(env.env_options))
   return f"{env.env} with {words}" if words else env.env

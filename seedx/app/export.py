@@ -17,14 +17,14 @@ import numpy as np
 
 from seedx import files, types
 from seedx.app.cli import command_line
-from seedx.app.runs import run_dirs
+from seedx.app.runs import foreign_code
 from seedx.app.settings import opponents
 
 if TYPE_CHECKING:
   import jax
   import jax.export
 
-  from seedx.app.runs import policies
+  from seedx.app import policies
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(options: Options) -> int:
-  run_dirs.trusted(options.run_dir, options.trust)
-  from seedx.app.runs import policies  # Imports JAX; the check comes first.
+  foreign_code.trusted(options.run_dir, options.trust)
+  from seedx.app import policies  # Imports JAX; the check comes first.
 
   policy = policies.load(
     options.run_dir,

@@ -5,7 +5,7 @@ import numpy as np
 
 from seedx import types
 from seedx.agents import acting_step
-from seedx.app.runs import policies
+from seedx.app import policies
 from seedx.app.settings import opponents
 from seedx.envs.functional import games
 from seedx.envs.functional import opponents as opponents_lib

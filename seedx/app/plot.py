@@ -20,7 +20,7 @@ import numpy as np
 
 from seedx import metrics, types
 from seedx.app.cli import command_line
-from seedx.app.runs import run_dirs, statistics
+from seedx.app.runs import run_folders, run_groups, statistics
 
 # By label of a group: the lines of metrics of each run.
 Groups = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
@@ -136,7 +136,7 @@ def _plot(options: Options) -> int:
   paths = dict.fromkeys(
     path.resolve() for name in options.run_dir for path in _runs(name)
   )
-  runs = [run_dirs.read(path) for path in paths]
+  runs = [run_groups.read(path) for path in paths]
   metric = "episode_return" if options.scores else options.metric
   if not any(len(curve(run.lines, "env_steps", metric)) for run in runs):
     names = {name for run in runs for line in run.lines for name in line}
@@ -149,7 +149,7 @@ def _plot(options: Options) -> int:
       " runs train for longer"
     )
   panels: dict[str, dict[str, list[Any]]] = {}
-  labelled = list(zip(runs, run_dirs.labels(runs), strict=True))
+  labelled = list(zip(runs, run_groups.labels(runs), strict=True))
   for run, label in labelled:
     panels.setdefault(run.env, {}).setdefault(label, []).append(run.lines)
   if not options.scores and "env_steps" in options.x:
@@ -166,11 +166,11 @@ def _plot(options: Options) -> int:
 def _runs(name: str) -> list[pathlib.Path]:
   """Returns the run that a directory is, or the runs in it."""
   path = pathlib.Path(name).expanduser()
-  is_run = (path / run_dirs.METRICS).exists()
-  return [path] if is_run else run_dirs.inside(path) or [path]
+  is_run = (path / run_folders.METRICS).exists()
+  return [path] if is_run else run_folders.inside(path) or [path]
 
 
-def _ended_early(labelled: Sequence[tuple[run_dirs.Run, str]]) -> list[str]:
+def _ended_early(labelled: Sequence[tuple[run_groups.Run, str]]) -> list[str]:
   """Returns messages about runs that ended earlier than their group."""
   ends: dict[tuple[str, str], int] = {}
   for run, label in labelled:

@@ -4,122 +4,48 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import math
 import os
 import pathlib
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from seedx import checkpoint, envs, metrics, signals, types, wire
+from seedx import checkpoint, metrics, signals, types
 from seedx import files as files_lib
 from seedx.app import (
   cluster_learner,
   descriptions,
   devices,
-  plot,
-  profiling,
+  directory,
+  launching,
+  run_sinks,
   scales,
-  scratch,
 )
 from seedx.app.runs import (
   checkpointer,
   evaluations,
+  records,
   resuming,
-  run_dirs,
+  run_folders,
   warm_start,
 )
-from seedx.app.settings import configs, opponents
+from seedx.app.settings import opponents
 from seedx.envs import functions
-from seedx.launch import admission, instances, ray_cluster, topology
 from seedx.launch import config as launch_config
+from seedx.launch import instances
 from seedx.runtime import clocks, counters, hangs, host_links, process, running
 from seedx.runtime import hosts as hosts_lib
 
-# A user's logger may have to send its last lines to a server.
-_LOGGER_SECONDS = 60.0
 _ALONE = hosts_lib.Config()
+
 _NO_REPLAYS = (
   "checkpoints do not include the replays of several learner hosts; they start"
   " empty after a resume"
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(checkpointer.Config, evaluations.Config, warm_start.Config):
-  """A run's directory, and when the run is logged, saved, evaluated and ended.
-
-  Attributes:
-    run_dir: directory for the run's files; runs/<experiment>/<time> if empty.
-    resume: directory of a run to resume; or auto, which resumes the run in
-      --run-dir if that has a checkpoint, and else begins it there.
-    trust: whether to run the code that the resumed directory names, or that of
-      an opponent.
-    stop_at: mean return at which the run ends early: the mean of an evaluation,
-      or, in a run without evaluations, of the last 100 episodes.
-    quiet: whether to hide the progress.
-    log_every: shortest time between two rows of progress, in seconds; a
-      terminal has a status instead, which changes in place.
-    sink: MODULE:FACTORY of your own logger; it is called with the run's
-      directory and options, and returns a `metrics.Sink`.
-    profile: seconds of learning to record for XProf or Perfetto; 0 for none.
-    compilation_cache: directory of compiled programs, with which the next run
-      starts faster; seedx/compiled in the user's cache if empty, none if "off".
-  """
-
-  run_dir: str = types.setting("", changes="start")
-  resume: str = types.setting("", changes="start")
-  trust: bool = types.setting(False, changes="start")
-  stop_at: float = types.setting(
-    math.inf, changes="start", low=-types.MAX_VALUE, high=math.inf
-  )
-  quiet: bool = types.setting(False, changes="start")
-  log_every: float = types.setting(
-    10.0, changes="start", low=0.0, high=types.MAX_SECONDS
-  )
-  sink: str = types.setting("", changes="start")
-  profile: float = types.setting(
-    0.0, changes="start", low=0.0, high=types.MAX_SECONDS
-  )
-  compilation_cache: str = types.setting("", changes="start")
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for a setting that cannot be used."""
-    types.check_settings(self)
-    for name in ("run_dir", "resume", "init_from", "compilation_cache"):
-      if "\0" in os.fspath(getattr(self, name)):
-        raise types.ConfigError(
-          f"expected {name} without a NUL character, found"
-          f" {getattr(self, name)!r}"
-        )
-    warm_start.check(self)
-    if self.record_video and not self.evaluate_every_steps:
-      raise types.ConfigError(
-        "expected --record-video with --evaluate-every-steps, whose evaluations"
-        " it records, found it alone; add --evaluate-every-steps 100000"
-      )
-
-  @property
-  def resumed(self) -> str:
-    """The directory of the run to resume; empty for a new run."""
-    return "" if self.resume == run_dirs.AUTO else self.resume
-
-  def resolved(self) -> Self:
-    """Returns the config with the directory that resume="auto" stands for.
-
-    If that directory has no checkpoint, "auto" is left, which begins a run.
-
-    Raises:
-      types.ConfigError: `resume` is "auto", and `run_dir` is empty.
-    """
-    directory = resuming.directory(self.resume, self.run_dir)
-    if self.resume != run_dirs.AUTO or not directory:
-      return self
-    return dataclasses.replace(self, resume=directory, run_dir="")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +96,7 @@ class Run:
   @property
   def lines(self) -> list[dict[str, Any]]:
     """All lines of metrics, from the run's directory."""
-    return metrics.read_lines(self.run_dir / run_dirs.METRICS)
+    return metrics.read_lines(self.run_dir / run_folders.METRICS)
 
 
 def train(
@@ -205,14 +131,14 @@ def train(
     Exception: any error of one of the run's threads.
   """
   if options.get("resume") is True:
-    options["resume"] = run_dirs.AUTO
-  files = Config(**options).resolved()
+    options["resume"] = run_folders.AUTO
+  files = directory.Config(**options).resolved()
   if files.resumed:
-    resumed = run_dirs.config(files.resume)
-    run_dirs.check_experiment(resumed, None, files.resume)
-    recorded = run_dirs.record(config, config, None)
-    run_dirs.check_classes(resumed, recorded, files.resume)
-    run_dirs.check_resumed(resumed, config, files.run_dir)
+    resumed = records.read(files.resume)
+    records.check_experiment(resumed, None, files.resume)
+    recorded = records.of(config, config, None)
+    records.check_classes(resumed, recorded, files.resume)
+    records.check_resumed(resumed, config, files.run_dir)
   ended = run(config, files, sinks=sinks)
   failure = None if ended.is_saved else OSError(ended.place)
   if ended.status and not return_interrupted:
@@ -228,7 +154,7 @@ def _with_fields(function: Callable[..., Any]) -> inspect.Signature:
   """Returns a signature with the fields of `Config` in place of `options`."""
   signature = inspect.signature(function)
   *own, _ = signature.parameters.values()
-  fields = inspect.signature(Config).parameters.values()
+  fields = inspect.signature(directory.Config).parameters.values()
   named = [x.replace(kind=inspect.Parameter.KEYWORD_ONLY) for x in fields]
   return signature.replace(parameters=[*own, *named])
 
@@ -238,7 +164,7 @@ train.__signature__ = _with_fields(train)  # type: ignore[attr-defined]
 
 def run(
   config: process.Config,
-  files: Config,
+  files: directory.Config,
   *,
   asked: Any = None,
   experiment: str | None = None,
@@ -265,8 +191,8 @@ def run(
   functions.check_not_importing()
   _check_pipeline(config)
   asked = asked or config
-  record = run_dirs.record(config, asked, experiment)
-  shared = run_dirs.settings_of_all_hosts(asked)
+  record = records.of(config, asked, experiment)
+  shared = records.settings_of_all_hosts(asked)
   config, files = _with_opponents(config, files)
   work = _Work(config, files, record, shared, presets, others_join, sinks)
   stop = threading.Event()
@@ -281,8 +207,8 @@ def run(
 
 
 def _with_opponents(
-  config: process.Config, files: Config
-) -> tuple[process.Config, Config]:
+  config: process.Config, files: directory.Config
+) -> tuple[process.Config, directory.Config]:
   """Returns the configs with opponents that every process can load."""
   env = opponents.resolved(config.env, files.trust)
   other = dataclasses.replace(env, env_options=files.evaluate_env_options)
@@ -296,8 +222,8 @@ class _Work:
   """The arguments of `run`, and values that follow from them."""
 
   config: process.Config
-  files: Config
-  record: run_dirs.Config
+  files: directory.Config
+  record: records.Record
   settings_of_all_hosts: Mapping[str, Any]
   presets: Sequence[str]
   others_join: bool
@@ -389,13 +315,15 @@ def _follow(
   config, files, record = work.config, work.files, work.record
   with (
     devices.explaining_memory(),
-    _sockets(config, work.others_join, watch) as sockets,
+    launching.sockets(config, work.others_join, watch) as sockets,
   ):
-    config, nodes, processes = _launched(config, record, sockets)
+    config, nodes, processes = launching.launched(config, record, sockets)
     try:
       trainer = config.learn(context)
       if trainer.server is not None:
-        _roles(config, record, nodes, trainer.addresses).bind(trainer.server)
+        launching.roles(config, record, nodes, trainer.addresses).bind(
+          trainer.server
+        )
       _share_state(trainer, context.hosts)
       last = running.run(
         trainer, context, (), config.log_seconds, processes.check, watch
@@ -438,14 +366,14 @@ def _lead(
   with (
     devices.explaining_memory(),
     _open(files, record) as run_dir,
-    _sockets(config, work.others_join, watch) as sockets,
+    launching.sockets(config, work.others_join, watch) as sockets,
   ):
     opponents.check(config.env)  # Before anything is started.
     taken, record = _warm(config, files, record)
-    loggers = [*_loggers(files, config, run_dir), *work.sinks]
+    loggers = [*run_sinks.loggers(files, config, run_dir), *work.sinks]
     # The other processes start first, because their imports take seconds, on
     # other CPU cores.
-    config, nodes, processes = _launched(config, record, sockets)
+    config, nodes, processes = launching.launched(config, record, sockets)
     watch.leaving.append(processes.stop)
     try:
       if not files.quiet:
@@ -454,7 +382,9 @@ def _lead(
       evaluation = evaluations.of(config, files, run_dir)
       trainer = _trainer(config, context)
       if trainer.server is not None:
-        _roles(config, record, nodes, trainer.addresses).bind(trainer.server)
+        launching.roles(config, record, nodes, trainer.addresses).bind(
+          trainer.server
+        )
       saver = checkpointer.Checkpointer(trainer, run_dir, files, evaluation)
       added = [x for x in (saver, evaluation) if x is not None]
       trainer = dataclasses.replace(
@@ -467,13 +397,15 @@ def _lead(
         _check_total(config, record, files, trainer.acted.env_steps)
       steps_before = trainer.acted.env_steps
       _share_state(trainer, context.hosts)
-      run_dirs.write(run_dir, record)
+      records.write(run_dir, record)
       sizes = scales.Check(config.agent, config.env, trainer.acted)
       check = functools.partial(
         _check, processes, saver, sizes, evaluation, files, context.stop
       )
-      board = _tensorboard(run_dir, record, evaluation)
-      sinks = _sinks(config, files, run_dir, work.others_join, loggers, board)
+      board = run_sinks.tensorboard(run_dir, record, evaluation)
+      sinks = run_sinks.make(
+        config, files, run_dir, work.others_join, loggers, board
+      )
       # Closing the sinks may take long, so the last checkpoint comes first.
       with watch.closing(sinks), _rescued(saver, context.hosts, watch):
         last = running.run(
@@ -482,7 +414,7 @@ def _lead(
         saver.finish(bool(ending.status or context.hosts.status))
     finally:
       processes.stop()
-  is_drawn = _draw(config.env.env, record.name, run_dir, files)
+  is_drawn = run_sinks.draw(config.env.env, record.name, run_dir, files)
   return Run(
     run_dir,
     last,
@@ -508,7 +440,7 @@ def _unwritten(
     *saver.unwritten,
     *(name for sink in sinks for name in sink.unwritten),
     *(f"{number} {name}" for name, number in lost.items()),
-    *([] if is_drawn else [run_dirs.CURVE]),
+    *([] if is_drawn else [run_folders.CURVE]),
   ]
 
 
@@ -524,14 +456,14 @@ def _trainer(
 
 
 def _warm(
-  config: process.Config, files: Config, record: run_dirs.Config
-) -> tuple[warm_start.Origin | None, run_dirs.Config]:
+  config: process.Config, files: directory.Config, record: records.Record
+) -> tuple[warm_start.Origin | None, records.Record]:
   """Returns what a run begins with, and its record with the origin.
 
   A resumed run keeps its origin, and takes nothing.
   """
   if files.resumed:
-    resumed = run_dirs.config(files.resumed)
+    resumed = records.read(files.resumed)
     warm_start.check_resumed(resumed, files)
     return None, dataclasses.replace(record, init_from=resumed.init_from)
   taken = warm_start.take(config, files)
@@ -610,7 +542,7 @@ def _check(
   saver: checkpointer.Checkpointer,
   sizes: scales.Check,
   evaluation: evaluations.Periodic | None,
-  files: Config,
+  files: directory.Config,
   stop: threading.Event,
 ) -> None:
   """Checks a run's processes, checkpoints and returns, and its end."""
@@ -635,72 +567,6 @@ def _is_solved(
   return mean is not None and mean >= stop_at
 
 
-@contextlib.contextmanager
-def _sockets(
-  config: process.Config, others_join: bool, watch: hangs.Watch
-) -> Iterator[str]:
-  """Yields a new directory for sockets; "" if no process is to be started."""
-  if others_join or not isinstance(config, process.ServerConfig):
-    yield ""
-    return
-  folder = scratch.folder_for_sockets("seedx-")
-  watch.leaving.append(folder.cleanup)
-  with folder as path:
-    yield path
-
-
-def _launched(
-  config: Any, record: run_dirs.Config, sockets: str
-) -> tuple[Any, list[topology.Node], instances.Instances]:
-  """Starts the other processes, unless `sockets` is "".
-
-  Returns:
-    The config with the learner's addresses; the nodes; and the processes.
-  """
-  if not sockets:
-    return config, config.nodes(), instances.Processes([])
-  if config.launching.launcher == "processes":
-    config = config.with_sockets(sockets)
-    address = wire.reachable_address(config.address)
-    # Raises before anything is started.
-    config.security.of_client(address)
-    nodes = dataclasses.replace(config, address=address).nodes()
-    return config, nodes, instances.Processes(nodes, sockets)
-  cluster = ray_cluster.Cluster(config.launching)
-  try:
-    address = config.address or cluster.free_address()
-    config = dataclasses.replace(config, address=address)
-    # Raises before anything is started on other machines.
-    config.security.of_server(address)
-    reached = cluster.reached(address)
-    nodes = dataclasses.replace(config, address=reached).nodes()
-    code = envs.code_in(_shared_options(config, record))
-    placed = ray_cluster.on_cluster(nodes, reached, config.security, code)
-    return config, nodes, ray_cluster.Tasks(placed, config.launching, cluster)
-  except BaseException:
-    cluster.leave()
-    raise
-
-
-def _roles(
-  config: process.Config,
-  record: run_dirs.Config,
-  nodes: Sequence[topology.Node],
-  addresses: Mapping[str, admission.Addresses],
-) -> admission.Roles:
-  """Returns the roles and options for processes that join the run."""
-  options = _shared_options(config, record)
-  return admission.Roles(nodes, record.experiment or "", options, addresses)
-
-
-def _shared_options(
-  config: process.Config, record: run_dirs.Config
-) -> dict[str, Any]:
-  """Returns the recorded settings of the pipeline, which processes share."""
-  names = {*configs.settings(config), "agent"}
-  return {k: v for k, v in record.options.items() if k in names}
-
-
 def _check_pipeline(config: process.Config) -> None:
   """Raises types.ConfigError if a config is not that of a pipeline."""
   if not isinstance(config, process.Config):
@@ -710,116 +576,38 @@ def _check_pipeline(config: process.Config) -> None:
     )
 
 
-def _loggers(
-  files: Config, config: process.Config, run_dir: pathlib.Path
-) -> list[metrics.Sink]:
-  """Makes the sink of `--sink`; raises types.ConfigError if that fails."""
-  if not files.sink:
-    return []
-  make = envs.load_function(files.sink, "a sink factory")
-  try:
-    return [make(run_dir, configs.in_json(config))]
-  except Exception as error:  # A user's function may raise anything.
-    raise types.ConfigError(
-      f"--sink {files.sink} raises {envs.in_one_line(error)}"
-    ) from error
-
-
-def _sinks(
-  config: process.Config,
-  files: Config,
-  run_dir: pathlib.Path,
-  others_join: bool,
-  loggers: Sequence[metrics.Sink],
-  board: metrics.Sink,
-) -> Sequence[metrics.Background]:
-  """Makes the sinks of metrics; a failing sink does not end the run."""
-  sinks = [
-    metrics.Background(
-      run_dirs.METRICS, metrics.JsonLines(run_dir / run_dirs.METRICS)
-    ),
-    metrics.Background("TensorBoard's events", board),
-    *(
-      metrics.Background(type(x).__qualname__, x, _LOGGER_SECONDS)
-      for x in loggers
-    ),
-  ]
-  if files.profile:
-    trace = profiling.Trace(run_dir, files.profile)
-    sinks.append(metrics.Background("the profile", trace, _LOGGER_SECONDS))
-  if not files.quiet:
-    console = metrics.Console(
-      config.total_steps,
-      interval_seconds=files.log_every,
-      others_join=others_join,
-    )
-    sinks.append(metrics.Background("the progress", console))
-  return sinks
-
-
-def _tensorboard(
-  run_dir: pathlib.Path,
-  record: run_dirs.Config,
-  evaluation: evaluations.Periodic | None,
-) -> metrics.Sink:
-  """Makes the sink of TensorBoard, with the settings that distinguish runs."""
-  from seedx.metrics import events  # It loads tensorboardX.
-
-  settings = {
-    name: value
-    for name, value in record.options.items()
-    if name in ("env", "seed") or name not in record.unlabelled
-  }
-  settings["experiment"] = record.name
-  videos = evaluation.videos if evaluation else None
-  return events.TensorBoard(run_dir, settings, videos)
-
-
-def _draw(
-  env: str, name: str, run_dir: pathlib.Path, config: evaluations.Config
-) -> bool:
-  """Draws the learning curve, or prints why it cannot and returns False."""
-  is_other = bool(config.evaluate_env_options)
-  metric = "evaluation_return" if is_other else "episode_return"
-  try:
-    lines = metrics.read_lines(run_dir / run_dirs.METRICS)
-    plot.draw({env: {name: [lines]}}, run_dir / run_dirs.CURVE, metric)
-  except (OSError, types.ConfigError) as error:
-    signals.print_at_once(f"cannot draw learning_curve.png: {error}\n")
-    return False
-  return True
-
-
 @contextlib.contextmanager
-def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
+def _open(
+  files: directory.Config, record: records.Record
+) -> Iterator[pathlib.Path]:
   """Makes and locks the directory of a run."""
   path = os.path.expanduser(files.resumed or files.run_dir)
   if path:
     if not files.resumed and os.path.isdir(path):
       # Checked before anything is written there.
-      with run_dirs.claimed(path):
+      with run_folders.claimed(path):
         if files.resume:
           resuming.forget_unsaved(path, record.experiment)
         _check_free(path)
     run_dir = pathlib.Path(files_lib.open_folder(path))
   else:
-    run_dir = run_dirs.new("", record.name)
-  with run_dirs.claimed(run_dir):
+    run_dir = run_folders.new("", record.name)
+  with run_folders.claimed(run_dir):
     if not files.resumed:
       _check_free(run_dir)  # Another run may have begun and ended meanwhile.
     try:
       yield run_dir
     except types.ConfigError:
       folder = files_lib.Folder(run_dir)
-      if not files.resumed and not folder.has(run_dirs.METRICS):
-        folder.remove(run_dirs.CONFIG)  # The run has not begun.
+      if not files.resumed and not folder.has(run_folders.METRICS):
+        folder.remove(run_folders.CONFIG)  # The run has not begun.
       raise
 
 
 def _check_free(run_dir: str | os.PathLike[str]) -> None:
   """Raises types.ConfigError if a directory has files of a run."""
   folder = files_lib.Folder(run_dir)
-  if folder.has(run_dirs.CONFIG):
+  if folder.has(run_folders.CONFIG):
     # A run that failed early has no checkpoint.
     saved = resuming.saved(run_dir)
     remedy = "continue it with --resume" if saved else "remove it"
@@ -827,14 +615,14 @@ def _check_free(run_dir: str | os.PathLike[str]) -> None:
       f"--run-dir {str(run_dir)!r} already has a run; {remedy}, or choose"
       " another directory"
     )
-  folders = checkpointer.DIRECTORY, run_dirs.VIDEOS
-  files_lib.check_free(run_dir, {*run_dirs.FILES, *folders})
+  folders = checkpointer.DIRECTORY, run_folders.VIDEOS
+  files_lib.check_free(run_dir, {*run_folders.FILES, *folders})
 
 
 def _check_total(
   config: process.Config,
-  record: run_dirs.Config,
-  files: Config,
+  record: records.Record,
+  files: directory.Config,
   env_steps: int,
 ) -> None:
   """Prints a message if a resumed run has no env step left.
@@ -844,7 +632,7 @@ def _check_total(
   """
   if env_steps < config.total_steps:
     return
-  old_total = run_dirs.config(files.resume).options["total_steps"]
+  old_total = records.read(files.resume).options["total_steps"]
   if record.options["total_steps"] != old_total:
     raise types.ConfigError(
       f"expected --total-steps of more than the {env_steps:,} that the run has"

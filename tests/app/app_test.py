@@ -26,7 +26,7 @@ from seedx import app, checkpoint, envs, metrics, output, signals, types
 from seedx.acting import evaluator
 from seedx.agents import a2c, vtrace
 from seedx.app import devices, roles
-from seedx.app.runs import checkpointer, run_dirs
+from seedx.app.runs import checkpointer, records
 from seedx.app.settings import experiments
 from seedx.learning import learner
 from seedx.on_cpu import allocator
@@ -128,7 +128,7 @@ def test_any_pipeline_trains_a_run_that_can_be_loaded_and_resumed(
   assert (tmp_path / "learning_curve.png").exists()
   assert list(tmp_path.glob("events.out.tfevents*"))
   saved = json.loads((tmp_path / "config.json").read_text())
-  assert saved["experiment"] is None and saved["format"] == run_dirs.FORMAT
+  assert saved["experiment"] is None and saved["format"] == records.FORMAT
   assert saved["pipeline"].startswith(f"seedx.pipelines.{pipeline}")
   assert saved["pipeline"].endswith(":Config")
   assert saved["agent"] == f"seedx.agents.{name}:Config"
@@ -137,7 +137,7 @@ def test_any_pipeline_trains_a_run_that_can_be_loaded_and_resumed(
 
   policy = app.load(tmp_path)
   assert policy.env_steps == run.metrics["env_steps"]
-  assert (policy.name, policy.seed) == (run_dirs.config(tmp_path).name, 0)
+  assert (policy.name, policy.seed) == (records.read(tmp_path).name, 0)
   assert 8 <= play(policy, seed=5) <= 500
 
   longer = running.replaced(config, total_steps=2 * steps)
@@ -559,7 +559,7 @@ def test_a_run_of_a_custom_experiment_is_evaluated_and_resumed(
   (tmp_path / path).write_text(CUSTOM)
   done = python(tmp_path, *words, "--run-dir", "run")
   assert done.returncode == 0, done.stderr
-  saved = run_dirs.config(tmp_path / "run")
+  saved = records.read(tmp_path / "run")
   assert saved.experiment.startswith(name)
   assert saved.name == pathlib.Path(path).stem
   program = ["-m", "seedx", "evaluate", "run", "--episodes", "2"]

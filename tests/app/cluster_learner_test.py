@@ -8,7 +8,7 @@ import pytest
 
 from seedx import checkpoint, signals, types
 from seedx.app import cluster_learner
-from seedx.app.runs import checkpointer, run_dirs
+from seedx.app.runs import checkpointer, run_folders
 from seedx.launch import config as launch_config
 from seedx.launch import ray_cluster
 
@@ -58,7 +58,7 @@ def test_a_run_that_another_machine_began_continues(tmp_path, capfd):
 def test_a_learner_waits_for_the_previous_one(tmp_path, monkeypatch):
   """A learner may still write after the cluster has lost its machine."""
   monkeypatch.setattr(cluster_learner, "_LOOK_SECONDS", 0.01)
-  claim = run_dirs.claimed(tmp_path)
+  claim = run_folders.claimed(tmp_path)
   claim.__enter__()
   release = threading.Timer(0.2, claim.__exit__, (None, None, None))
   release.start()
@@ -67,7 +67,7 @@ def test_a_learner_waits_for_the_previous_one(tmp_path, monkeypatch):
 
 
 def test_a_learner_waits_for_a_limited_time(tmp_path, monkeypatch):
-  with run_dirs.claimed(tmp_path):
+  with run_folders.claimed(tmp_path):
     stop = threading.Event()
     stop.set()
     with pytest.raises(types.ConfigError, match="another process"):

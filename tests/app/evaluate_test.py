@@ -20,8 +20,8 @@ from experiments import a2c
 from seedx import checkpoint, envs, metrics, types
 from seedx.acting import evaluator, local_actor, unroll_store
 from seedx.agents import vtrace
-from seedx.app import evaluate, videos
-from seedx.app.runs import checkpointer, evaluations, policies, statistics
+from seedx.app import evaluate, policies, videos
+from seedx.app.runs import checkpointer, evaluations, statistics
 from seedx.envs import envpool_adapter
 from seedx.pipelines import sync
 from seedx.runtime import seeding

@@ -19,8 +19,7 @@ from flax import linen as nn
 from experiments import a2c
 from seedx import envs, types
 from seedx.agents import acting_step, alphazero, ddpg, dqn, sac, vtrace
-from seedx.app import export
-from seedx.app.runs import policies
+from seedx.app import export, policies
 from seedx.envs import actions
 from tests import conftest, programs
 from tests.agents import dqn_test

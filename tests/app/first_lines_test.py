@@ -20,7 +20,7 @@ from seedx.acting import evaluator
 from seedx.agents import a2c, alphazero, ddpg, dqn, ppo, rainbow, sac
 from seedx.app import descriptions, devices, roles
 from seedx.app.cli import programs as programs_of_experiments
-from seedx.app.runs import run_dirs
+from seedx.app.runs import records
 from seedx.pipelines import sync
 from tests import programs
 from tests.app import app_test
@@ -308,7 +308,7 @@ def test_devices_that_jax_does_not_find_are_one_line(
 def test_devices_are_checked_before_anything_is_made(tmp_path, monkeypatch):
   config = app_test.small()
   (tmp_path / "a").mkdir()
-  run_dirs.write(tmp_path / "a", run_dirs.record(config, config, None))
+  records.write(tmp_path / "a", records.of(config, config, None))
 
   def missing():
     raise types.ConfigError("expected devices")

@@ -18,7 +18,7 @@ from seedx.acting import unroll_actor
 from seedx.agents import acting_step, alphazero, dqn, ppo, r2d2
 from seedx.app import evaluate, opponent, roles, training
 from seedx.app.benchmark import work
-from seedx.app.runs import checkpointer, evaluations, run_dirs
+from seedx.app.runs import checkpointer, evaluations, records
 from seedx.app.settings import configs, opponents
 from seedx.envs import functional
 from seedx.envs.functional import opponents as opponents_lib
@@ -41,10 +41,10 @@ SMALL = {"hidden_sizes": (8,)}
 def save(folder, agent, env=AGAINST_RANDOM, env_steps=(7,), **options):
   """Writes a run whose networks are new ones; returns its directory."""
   config = sync.Config(agent=agent, env=env)
-  record = run_dirs.record(config, config, None)
+  record = records.of(config, config, None)
   record = dataclasses.replace(record, **options)
   folder.mkdir()
-  run_dirs.write(folder, record)
+  records.write(folder, record)
   made = agent.make(envs.spec(env))
   checkpoints = checkpoint.Checkpoints(checkpointer.directory(folder))
   for step in env_steps:
@@ -208,7 +208,7 @@ def test_a_run_records_its_opponents_as_the_user_named_them(
   words = [*WORDS, *option, *evaluates, "--run-dir", path]
   with pytest.raises(_BeganError):
     programs.main(ppo_experiment, words)
-  saved = run_dirs.config(path)
+  saved = records.read(path)
   assert saved.options["env_options"] == {"opponent": "run:ppo"}
   assert saved.options["evaluate_env_options"] == {"opponent": "run:ppo@7"}
   (config,) = begun
@@ -275,7 +275,7 @@ def test_a_wrong_opponent_is_refused_before_processes_start(
   tmp_path, monkeypatch
 ):
   launched = mock.Mock(side_effect=_BeganError)
-  monkeypatch.setattr(training, "_launched", launched)
+  monkeypatch.setattr(training.launching, "launched", launched)
   env = envs.Config("seedx:TicTacToe", {"opponent": f"run:{tmp_path}/none"})
   config = running.replaced(impala_experiment.EXPERIMENT.config, env=env)
   with pytest.raises(types.ConfigError, match=r"found no config.json"):
@@ -434,7 +434,9 @@ def stage(size, env_steps):
 def test_curve_and_score_are_those_of_the_evaluations(tmp_path, monkeypatch):
   drawn = []
   monkeypatch.setattr(
-    training.plot, "draw", lambda panels, path, metric: drawn.append(metric)
+    training.run_sinks.plot,
+    "draw",
+    lambda panels, path, metric: drawn.append(metric),
   )
   config = sync.Config(
     env=AGAINST_RANDOM,

@@ -13,7 +13,7 @@ from matplotlib import figure, text
 
 from experiments.figures import dark
 from seedx.app import drawing, evaluate, plot
-from seedx.app.runs import run_dirs, statistics
+from seedx.app.runs import records, run_groups, statistics
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ def make_run(
     "pipeline": "seedx.pipelines.sync:Config",
     "agent": "seedx.agents.ppo:Config",
     "seedx": "0.2.0",
-    "format": run_dirs.FORMAT,
+    "format": records.FORMAT,
     "options": {"env": env, "seed": seed, **more},
     "unlabelled": unlabelled,
   }
@@ -117,16 +117,16 @@ def test_a_curve_leaves_out_lines_before_the_first_episode():
 
 def test_a_run_is_read(tmp_path):
   make_run(tmp_path, (None, 2.0), seed=3, num_envs=4, unlabelled=["role"])
-  run = run_dirs.read(tmp_path)
+  run = run_groups.read(tmp_path)
   assert (run.experiment, run.env, run.seed) == ("ppo", "CartPole-v1", 3)
   assert run.options["num_envs"] == 4
   assert run.lines == lines_of([100, 200], [None, 2.0])
-  assert run_dirs.config(tmp_path) == run_dirs.Config(
+  assert records.read(tmp_path) == records.Record(
     experiment="ppo",
     pipeline="seedx.pipelines.sync:Config",
     agent="seedx.agents.ppo:Config",
     seedx="0.2.0",
-    format=run_dirs.FORMAT,
+    format=records.FORMAT,
     options=run.options,
     unlabelled=["role"],
   )
@@ -134,11 +134,11 @@ def test_a_run_is_read(tmp_path):
 
 def test_values_without_a_json_form_are_converted(tmp_path):
   options = {"rate": np.float32(0.5), "sizes": np.arange(2), "path": tmp_path}
-  made = run_dirs.Config(
-    "ppo", "a:Config", "b:Config", "0.2.0", run_dirs.FORMAT, options
+  made = records.Record(
+    "ppo", "a:Config", "b:Config", "0.2.0", records.FORMAT, options
   )
-  run_dirs.write(tmp_path, made)
-  assert run_dirs.config(tmp_path).options == {
+  records.write(tmp_path, made)
+  assert records.read(tmp_path).options == {
     **{"rate": 0.5, "sizes": [0, 1], "path": str(tmp_path)}
   }
 
@@ -151,13 +151,13 @@ def test_a_run_is_named_after_its_experiment_or_its_classes(
   experiment, name, tmp_path
 ):
   make_run(tmp_path, experiment=experiment)
-  saved = run_dirs.config(tmp_path)
+  saved = records.read(tmp_path)
   assert (saved.experiment, saved.name) == (experiment, name)
 
 
 def labels_of(tmp_path, *asked):
   paths = [make_run(tmp_path / str(i), **x) for i, x in enumerate(asked)]
-  return run_dirs.labels([run_dirs.read(path) for path in paths])
+  return run_groups.labels([run_groups.read(path) for path in paths])
 
 
 def test_a_label_has_the_options_that_differ_in_an_experiment(tmp_path):
@@ -543,7 +543,7 @@ def errors(tmp_path):
   unfinished = make_run(tmp_path / "unfinished")
   (tmp_path / "unfinished" / "metrics.jsonl").unlink()
   newer = '{"format": 99, "seedx": "9.1", "experiment": "x"}'
-  bare = {"experiment": "x", "seedx": "9", "format": run_dirs.FORMAT}
+  bare = {"experiment": "x", "seedx": "9", "format": records.FORMAT}
   bare = json.dumps({**bare, "options": {}})
   files = [
     ("config.json", newer, "format 99, which seedx 9.1 wrote"),

@@ -13,7 +13,7 @@ from dm_env import specs
 
 from seedx import app, envs, files, types
 from seedx.agents import a2c, dqn, ppo, sac
-from seedx.app.runs import policies
+from seedx.app import policies
 from seedx.envs import actions as actions_lib
 from tests.app import app_test
 from tests.repository import readme_test

@@ -13,7 +13,7 @@ from experiments import a2c
 from seedx import envs, types
 from seedx.acting import evaluator
 from seedx.agents import vtrace
-from seedx.app import training, videos
+from seedx.app import directory, videos
 from seedx.app.runs import evaluations
 from seedx.envs import rendering
 from seedx.pipelines import sync
@@ -117,7 +117,7 @@ def of(env, tmp_path, **fields):
 
 def test_without_evaluations_the_option_is_refused():
   with pytest.raises(types.ConfigError, match=r"with --evaluate-every-steps"):
-    training.Config(record_video=True)
+    directory.Config(record_video=True)
 
 
 def test_an_environment_without_frames_is_refused_before_training(tmp_path):

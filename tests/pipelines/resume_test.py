@@ -14,7 +14,8 @@ import pytest
 
 from experiments import a2c, dqn, ppo
 from seedx import app, checkpoint, envs, files, metrics, types, wire
-from seedx.app.runs import checkpointer, policies, run_dirs
+from seedx.app import policies
+from seedx.app.runs import checkpointer, run_folders
 from seedx.launch import instances
 from seedx.learning import replay_source
 from seedx.runtime import counters, process, seeding
@@ -615,7 +616,7 @@ def test_a_directory_with_a_run_is_refused_without_resume(
 
 def test_a_directory_in_which_a_process_trains_is_refused(finished, capfd):
   lines = raw_lines(finished)
-  with run_dirs.claimed(finished):
+  with run_folders.claimed(finished):
     for words in (["--resume", str(finished)], ["--run-dir", str(finished)]):
       error = programs.refused(a2c, words, capfd)
       assert "another process is training in" in error

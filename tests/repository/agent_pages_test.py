@@ -6,8 +6,8 @@ import re
 import pytest
 
 from docs import settings
-from seedx.app.cli import command_line, programs
-from seedx.app.settings import configs, experiments
+from seedx.app import requests
+from seedx.app.settings import configs, experiments, wording
 from tests.repository import readme_test
 
 _DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -129,9 +129,9 @@ def test_flags_in_the_text_exist(name):
   existing = {"--help", "--no-greedy"}
   for command in presets(PAGES[name]):
     experiment, _, agent = command.partition(" --agent ")
-    asked = programs.asked_of(experiments.load(experiment), agent)
+    asked = requests.of(experiments.load(experiment), agent)
     for setting in configs.settings(asked).values():
-      flag = command_line.flag(setting.name)
+      flag = wording.flag(setting.name)
       existing |= {flag, f"--no-{flag[2:]}"}
   text = re.sub(r"`seedx [^`]*`", "", PAGES[name])
   flags = {

@@ -51,7 +51,7 @@ _WITHOUT_JAX = (
   "seedx.__main__",
   "seedx.app.cli.command_line",
   "seedx.app.settings.configs",
-  "seedx.app.runs.run_dirs",
+  "seedx.app.runs.records",
 )
 
 # The only packages and modules that deal with several learner hosts, or in

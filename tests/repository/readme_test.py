@@ -15,7 +15,7 @@ import pytest
 from seedx import app
 from seedx.__main__ import _PROGRAMS
 from seedx.app.cli import command_line, programs
-from seedx.app.runs import run_dirs
+from seedx.app.runs import records
 from seedx.app.settings import experiments
 from tests import with_ray
 
@@ -228,7 +228,7 @@ def test_commands_write_only_where_git_does_not_look():
 def test_the_page_on_tasks_names_the_current_format_of_runs():
   text = (_ROOT / "docs/tasks.md").read_text()
   (number,) = re.findall(r"`config.json` is not the current one, (\d+)", text)
-  assert int(number) == run_dirs.FORMAT
+  assert int(number) == records.FORMAT
 
 
 @pytest.mark.long

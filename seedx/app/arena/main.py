@@ -21,7 +21,7 @@ from typing import Any
 from seedx import files, types
 from seedx.app.arena import tables
 from seedx.app.cli import command_line
-from seedx.app.runs import run_dirs
+from seedx.app.runs import foreign_code
 from seedx.app.settings import opponents
 
 _NETWORK = ":network"
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _play(options: Options) -> int:
   entries = [Entry.of(name) for name in options.run]
   for entry in entries:  # Only the game of a run's environment is needed.
-    run_dirs.trusted(entry.directory, options.trust, opponent="random")
+    foreign_code.trusted(entry.directory, options.trust, opponent="random")
   # These modules import JAX, so the check comes first.
   from seedx.app import compiled
   from seedx.app.arena import matches, players

@@ -12,7 +12,8 @@ import numpy as np
 
 from seedx import types
 from seedx.agents import acting_step
-from seedx.app.runs import policies, run_dirs
+from seedx.app import policies
+from seedx.app.runs import foreign_code
 from seedx.envs.functional import games, opponents
 
 # Checkpoint of a run's name that stands for new parameters of its agent.
@@ -71,7 +72,7 @@ def load(
   is_new = checkpoint == UNTRAINED
   which = "latest" if is_new else checkpoint
   # The opponent of the run's training does not play here.
-  saved = run_dirs.trusted(run_dir, trust, opponent="random")
+  saved = foreign_code.trusted(run_dir, trust, opponent="random")
   changes = _SIMULATIONS in saved.options and num_simulations > 0
   options = {_SIMULATIONS: num_simulations} if changes else {}
   policy = policies.load(

@@ -5,23 +5,25 @@ See `configs` for settings. Help has no colours; an error is one line.
 
 import dataclasses
 import difflib
-import json
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from seedx import files, types
-from seedx.app.settings import configs, synonyms
+from seedx.app.settings import configs, synonyms, wording
 
 C = TypeVar("C")
 
 # The column in which the sentences of `--help` begin.
 _COLUMN = 24
+
 _NUMBERS = {int: "as a whole number", float: "as a number"}
+
 _KEYWORDS = "as KEY=VALUE,KEY=VALUE or as a JSON object"
+
 _WHOLE = "; write a thousand as 1000, 1_000, 1e3 or 1000.0"
 
 
@@ -98,7 +100,7 @@ def parse(
   except _UsageError as error:
     _refuse(str(error))
   except types.ConfigError as error:  # The error names fields, not flags.
-    names = {name: flag(name) for name in settings}
+    names = {name: wording.flag(name) for name in settings}
     names |= {name: name.upper() for name in positional}
     words = re.split(r"(?<=\bexpected )(\w+)", str(error))
     _refuse("".join(names.get(word, word) for word in words))
@@ -139,29 +141,6 @@ def given(config: object, argv: Sequence[str]) -> set[str]:
   return {x.name for x in settings if not words.isdisjoint(_flags(x))}
 
 
-def option(name: str, value: object) -> list[str]:
-  """Returns a setting as words of a command line: its flag and value."""
-  if isinstance(value, bool):
-    return [flag(name) if value else f"--no-{flag(name)[2:]}"]
-  return [flag(name), shown(value)]
-
-
-def shown(value: object) -> str:
-  """Returns a value as it is written on a command line."""
-  if isinstance(value, Mapping):
-    if any("," in key or "=" in key for key in value):
-      return json.dumps(value)
-    return ",".join(f"{key}={_in_pairs(x)}" for key, x in value.items())
-  if isinstance(value, tuple | list):
-    return ",".join(map(str, value))
-  return str(value)
-
-
-def flag(name: str) -> str:
-  """Returns the flag of a setting."""
-  return "--" + name.replace("_", "-")
-
-
 def fail(error: types.ConfigError) -> NoReturn:
   """Prints an error as one line and exits with status 2."""
   line = " ".join(str(error).split())
@@ -198,7 +177,7 @@ def _read_flags(
     if setting.kind is bool:
       if equals:
         raise _UsageError(f"expected a switch without a value, found {word}")
-      values[setting.name] = name == flag(setting.name)
+      values[setting.name] = name == wording.flag(setting.name)
       continue
     if not equals:
       # A word that begins with a hyphen is a value only if it is a number.
@@ -239,7 +218,7 @@ def _read_words(
 def _hint(word: str, settings: Sequence[configs.Setting]) -> str:
   """Returns the flags that a user may have meant by an unknown flag."""
   unknown, valid = _flag_in(word), [x for s in settings for x in _flags(s)]
-  renamed = map(flag, synonyms.of(unknown[2:].replace("-", "_")))
+  renamed = map(wording.flag, synonyms.of(unknown[2:].replace("-", "_")))
   same_meaning = [x for x in renamed if x in valid]
   similar = difflib.get_close_matches(unknown, valid)
   hint, flags = ("here", same_meaning) if same_meaning else ("nearest", similar)
@@ -260,7 +239,9 @@ def _read(kind: Any, text: str, name: str) -> Any:
     if item is not None:
       parts = [part for part in text.split(",") if part]
       return tuple(x if item is str else types.number(int, x) for x in parts)
-    return types.number(kind, text) if kind in _NUMBERS else _keywords(text)
+    return (
+      types.number(kind, text) if kind in _NUMBERS else wording.keywords(text)
+    )
   except (ValueError, RecursionError):
     form = "as whole numbers N,N" if item else _NUMBERS.get(kind, _KEYWORDS)
     remedy = _WHOLE if int in (item, kind) else ""
@@ -269,54 +250,13 @@ def _read(kind: Any, text: str, name: str) -> Any:
     ) from None
 
 
-def _keywords(text: str) -> dict[str, Any]:
-  """Reads `key=value,key=value`, or a JSON object; values may be JSON."""
-  if text.startswith("{"):
-    return json.loads(text)
-  pairs = {}
-  while text := text.lstrip(","):
-    key, equals, rest = text.partition("=")
-    if not equals or "," in key:
-      raise ValueError(text)
-    value, text = _first_value(rest)
-    pairs[key] = value
-  return pairs
-
-
-def _first_value(text: str) -> tuple[Any, str]:
-  """Returns the value at the start of `value,key=value`, and the rest."""
-  try:
-    value, end = json.JSONDecoder().raw_decode(text)
-    if text[end : end + 1] in ("", ","):
-      return value, text[end + 1 :]
-  except json.JSONDecodeError:
-    pass
-  word, _, rest = text.partition(",")
-  return _json(word), rest
-
-
-def _json(text: str) -> Any:
-  """Reads JSON, `True` or `False`; any other text is a string."""
-  try:
-    return json.loads(text)
-  except json.JSONDecodeError:
-    return {"True": True, "False": False}.get(text, text)
-
-
-def _in_pairs(value: object) -> str:
-  """Returns the text that `_first_value` reads as this value."""
-  if isinstance(value, str) and _json(value) == value and "," not in value:
-    return value
-  return json.dumps(value)
-
-
 def _flag_in(word: str) -> str:
   """Returns the flag in a word, its underscores replaced by hyphens."""
   return word[:2] + word[2:].partition("=")[0].replace("_", "-")
 
 
 def _flags(setting: configs.Setting) -> list[str]:
-  name = flag(setting.name)
+  name = wording.flag(setting.name)
   return [name, f"--no-{name[2:]}"] if setting.kind is bool else [name]
 
 
@@ -404,11 +344,13 @@ def _invocation(setting: configs.Setting) -> str:
 
 def _defaults(value: object, default: object, is_unmeasured: bool) -> str:
   """Formats the default and, if there is one, a preset's value for `--help`."""
-  text = shown(value)
+  text = wording.shown(value)
   if default is not dataclasses.MISSING and default != value:
     text = f"{text or 'empty'}, from a preset"
     text += ", not measured" if is_unmeasured else ""
-    text += f"; {shown(default)} without it" if shown(default) else ""
+    text += (
+      f"; {wording.shown(default)} without it" if wording.shown(default) else ""
+    )
   return f" (default: {text})" if text else ""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from seedx import types
 from seedx.app.cli import command_line
-from seedx.app.runs import run_dirs
+from seedx.app.runs import records, run_folders
 from seedx.app.settings import experiments
 
 
@@ -26,9 +26,9 @@ class _Options:
 def check(name: str, argv: Sequence[str]) -> None:
   """Exits with status 2 and one line if `name` cannot resume the given run."""
   run_dir = command_line.read_some(_Options(), ["resume"], argv)["resume"]
-  if run_dir in ("", run_dirs.AUTO) or name not in experiments.shipped():
+  if run_dir in ("", run_folders.AUTO) or name not in experiments.shipped():
     return
   try:
-    run_dirs.check_experiment(run_dirs.config(run_dir), name, run_dir)
+    records.check_experiment(records.read(run_dir), name, run_dir)
   except types.ConfigError as error:
     command_line.fail(error)

@@ -6,17 +6,17 @@ import os
 import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import jax
 
 import seedx
 from seedx import envs, join, output, types
-from seedx.app import compiled, devices, roles, training
+from seedx.app import compiled, devices, requests, roles, training
 from seedx.app.cli import command_line
-from seedx.app.runs import resuming, run_dirs
-from seedx.app.settings import configs, experiments
+from seedx.app.runs import foreign_code, records, resuming, run_folders
+from seedx.app.settings import configs, experiments, wording
 from seedx.app.settings import presets as presets_lib
 from seedx.launch import config as launch_config
 from seedx.launch import instances, joining, topology
@@ -29,25 +29,9 @@ _COUNTED = {
   "updates_skipped": "updates were skipped, since their results are not finite",
   "faulty_steps": "env steps were faulty, and their environments were reset",
 }
+
 # The number of settings that `--help` lists first.
 _OFTEN = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-  """All settings of an experiment's command line.
-
-  Attributes:
-    chosen: the presets; and the agent, if there is a choice.
-    run: config of the pipeline.
-    files: the run's directory, and how often the run is saved and evaluated.
-    process: the role of this process, if there are several.
-  """
-
-  chosen: Any
-  run: process.Config
-  files: training.Config = training.Config()
-  process: Any = None
 
 
 def main(
@@ -89,7 +73,7 @@ def read(
   argv: Sequence[str],
   module: str,
   program: str = "",
-) -> tuple[Request, Sequence[str]]:
+) -> tuple[requests.Request, Sequence[str]]:
   """Reads an experiment's command line; see `main` for the arguments.
 
   Returns:
@@ -112,9 +96,9 @@ def read(
   )
   asked = dataclasses.replace(asked, files=asked.files.resolved())
   if asked.files.resumed:
-    resumed = run_dirs.config(asked.files.resumed)
-    run_dirs.check_resumed(resumed, asked, asked.files.run_dir)
-    if words := run_dirs.not_restored(asked, resumed):
+    resumed = records.read(asked.files.resumed)
+    records.check_resumed(resumed, asked, asked.files.run_dir)
+    if words := records.not_restored(asked, resumed):
       print(
         types.printable(
           f"not restored from config.json: {words}; add it to use it again"
@@ -125,58 +109,34 @@ def read(
   return asked, [line for x in applied if (line := x.line(asked.run))]
 
 
-def asked_of(
-  experiment: experiments.Experiment[Any], agent: str = ""
-) -> Request:
-  """Returns all settings of an experiment's command line, without presets.
-
-  Raises:
-    types.ConfigError: there is no such agent.
-  """
-  config, process = experiment.with_agent(agent), None
-  sentence = "presets to apply; auto selects those for the environment."
-  auto = types.setting("auto", labels=False)
-  chosen = _choice("presets", sentence, auto, experiment.kinds)
-  if experiment.agents:
-    names = tuple(experiment.agents)
-    name = agent or experiment.default_agent
-    chosen = _choice("agent", "name of the agent.", name, names, type(chosen))
-  if roles := _roles(config):
-    sentence = "role of this process; 'all' also starts the other processes."
-    names = ("all", "learner", *roles)
-    default = types.setting("all", changes="process", labels=False)
-    process = _choice("role", sentence, default, names, joining.Config)
-  return Request(chosen, config, process=process)
-
-
 def _defaults(
   experiment: experiments.Experiment[Any], name: str, argv: Sequence[str]
-) -> tuple[Request, list[presets_lib.Changes]]:
+) -> tuple[requests.Request, list[presets_lib.Changes]]:
   """Returns the defaults of a command line, and the presets that changed them.
 
   Defaults and presets depend on the environment, the agent and the run to
   resume. A resumed run keeps the presets that it began with.
   """
   argv = [word for word in argv if word not in ("-h", "--help")]
-  asked = asked_of(experiment)
+  asked = requests.of(experiment)
   names = ["resume", "run_dir", "trust"]
   names += ["agent"] if experiment.agents else []
   values = command_line.read_some(asked, names, argv)
   run_dir = resuming.directory(values["resume"], values["run_dir"])
-  resumed = run_dirs.config(run_dir) if run_dir else None
+  resumed = records.read(run_dir) if run_dir else None
   agent = values.get("agent", "")
   if resumed is not None:
-    run_dirs.check_experiment(resumed, name, run_dir)
+    records.check_experiment(resumed, name, run_dir)
     agent = resumed.options.get("agent", agent)
-  asked = asked_of(experiment, agent)
+  asked = requests.of(experiment, agent)
   settings = configs.settings(asked)
   names = [x for x, s in settings.items() if s.path[:2] == ("run", "env")]
   if resumed is not None:
     if not values["trust"]:
       own = [*names, "evaluate_env_options"]
       values = command_line.read_some(asked, own, argv)
-      run_dirs.check_code(resumed, run_dir, own=values)
-    return run_dirs.restored(asked, resumed), []
+      foreign_code.check_code(resumed, run_dir, own=values)
+    return records.restored(asked, resumed), []
   # Presets depend on these settings.
   names += ["presets", *(["recurrent"] if "recurrent" in settings else [])]
   values = command_line.read_some(asked, names, argv)
@@ -190,7 +150,7 @@ def _defaults(
 
 
 def _often(
-  experiment: experiments.Experiment[Any], asked: Request
+  experiment: experiments.Experiment[Any], asked: requests.Request
 ) -> list[str]:
   """Returns the settings to list first in `--help`.
 
@@ -207,31 +167,8 @@ def _often(
   return list(dict.fromkeys([*often, *changed]))[:_OFTEN]
 
 
-def _choice(
-  name: str, sentence: str, default: str, names: Sequence[str], *bases: type
-) -> Any:
-  """Returns a config with one setting, whose value is one of some names."""
-  kind = dataclasses.make_dataclass(
-    name.capitalize(),
-    [(name, Literal[names], default)],
-    bases=bases,
-    frozen=True,
-  )
-  kind.__doc__ = f"A choice.\n\nAttributes:\n  {name}: {sentence}\n"
-  return kind()
-
-
-def _roles(config: process.Config) -> list[str]:
-  """Returns the values of `--role` besides 'all' and 'learner'.
-
-  All servers have one role; `--server` selects among them.
-  """
-  nodes = config.with_sockets("nowhere").nodes()
-  return list(dict.fromkeys(topology.kind(node.role) for node in nodes))
-
-
 def _train(
-  asked: Request, name: str, presets: Sequence[str], others_join: bool
+  asked: requests.Request, name: str, presets: Sequence[str], others_join: bool
 ) -> int:
   """Trains, prints the result, and returns the exit status."""
   if others_join:
@@ -258,7 +195,7 @@ def _train(
   except OSError:
     # stdout may be a file on a full disk, which does not change the status.
     output.discard()
-  return run.status or (0 if run.is_saved else run_dirs.UNSAVED)
+  return run.status or (0 if run.is_saved else run_folders.UNSAVED)
 
 
 def _runs_here(config: Any) -> bool:
@@ -278,7 +215,7 @@ def _used_by_others(others: cpu_time.Others) -> list[str]:
   ]
 
 
-def _result(asked: Request, run: training.Run) -> list[str]:
+def _result(asked: requests.Request, run: training.Run) -> list[str]:
   """Returns the result of a run as lines."""
   lines: list[str] = []
   last: Mapping[str, Any] = run.metrics
@@ -307,7 +244,7 @@ def _result(asked: Request, run: training.Run) -> list[str]:
 
 def _join(
   experiment: experiments.Experiment[Any],
-  asked: Request,
+  asked: requests.Request,
   name: str,
   given: Collection[str],
 ) -> int:
@@ -345,7 +282,7 @@ def _join(
     words += ["--experiment", name, "--options", json.dumps(options)]
     words += ["--give-up-seconds", str(asked.process.give_up_seconds)]
     for option, value in configs.values(config.security).items():
-      flag = command_line.flag(option)
+      flag = wording.flag(option)
       words += [flag] if value is True else [flag, value] if value else []
     program = [sys.executable, "-m", "seedx.join", *words]
     os.execv(sys.executable, program)
@@ -364,7 +301,7 @@ def _check_address(config: Any, role: str) -> None:
   """Raises types.ConfigError if an address that the role needs is missing."""
   for name in ("address", *(["server_addresses"] * (role == "server"))):
     if not getattr(config, name):
-      flag = command_line.flag(name)
+      flag = wording.flag(name)
       raise types.ConfigError(f"expected {flag} with --role {role}, found none")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from seedx import envs, files, metrics, signals, types
 from seedx.acting import evaluator
-from seedx.app.runs import run_dirs, spaces, statistics
+from seedx.app.runs import run_folders, spaces, statistics
 from seedx.envs import rendering
 from seedx.runtime import process, seeding
 
@@ -189,9 +189,9 @@ class Periodic:
       line = {"env_steps": env_steps, **summary, "cut": played.cut, **info}
       try:
         text = json.dumps(line) + "\n"
-        self._folder.append(run_dirs.EVALUATIONS, text.encode())
+        self._folder.append(run_folders.EVALUATIONS, text.encode())
       except OSError as error:  # For example, a full disk.
-        self._lose(f"line(s) of {run_dirs.EVALUATIONS}", error)
+        self._lose(f"line(s) of {run_folders.EVALUATIONS}", error)
       self._line = {
         "evaluation_return": summary["mean"],
         **{f"evaluation_{name}": mean for name, mean in info.items()},
@@ -220,7 +220,7 @@ class Periodic:
     if self._stop.is_set():
       return {}
     self.videos.append(video)
-    folder, name = self._folder.folder(run_dirs.VIDEOS), f"{env_steps}.gif"
+    folder, name = self._folder.folder(run_folders.VIDEOS), f"{env_steps}.gif"
     try:
       folder.make().write(name, video.gif)
     except OSError as error:  # For example, a full disk.

@@ -8,20 +8,20 @@ import os
 import sys
 
 from seedx import checkpoint, files, types
-from seedx.app.runs import checkpointer, run_dirs
+from seedx.app.runs import checkpointer, records, run_folders
 
 
 def directory(resume: str, run_dir: str) -> str:
   """Returns the directory of the run to resume; empty for a new run.
 
   Args:
-    resume: directory of a run, `run_dirs.AUTO`, or empty.
+    resume: directory of a run, `run_folders.AUTO`, or empty.
     run_dir: directory of the run that AUTO begins or continues.
 
   Raises:
     types.ConfigError: `run_dir` is empty with AUTO.
   """
-  if resume != run_dirs.AUTO:
+  if resume != run_folders.AUTO:
     return resume
   if not run_dir:
     raise types.ConfigError(
@@ -41,9 +41,9 @@ def forget_unsaved(run_dir: str | os.PathLike[str], name: str | None) -> None:
   Raises:
     types.ConfigError: the run is not one of this experiment.
   """
-  if files.Folder(run_dir).has(run_dirs.CONFIG) and not saved(run_dir):
-    record = run_dirs.config(run_dir)
-    run_dirs.check_experiment(record, name, os.fspath(run_dir))
+  if files.Folder(run_dir).has(run_folders.CONFIG) and not saved(run_dir):
+    record = records.read(run_dir)
+    records.check_experiment(record, name, os.fspath(run_dir))
     remove_files(run_dir)
     with contextlib.suppress(OSError):  # stderr may be on a full disk.
       print(
@@ -57,9 +57,9 @@ def forget_unsaved(run_dir: str | os.PathLike[str], name: str | None) -> None:
 def remove_files(run_dir: str | os.PathLike[str]) -> None:
   """Removes the files of a run, so that another one may begin."""
   folder = files.Folder(run_dir)
-  for name in run_dirs.FILES:
+  for name in run_folders.FILES:
     folder.remove(name)
-  for name in (checkpointer.DIRECTORY, run_dirs.VIDEOS):
+  for name in (checkpointer.DIRECTORY, run_folders.VIDEOS):
     folder.remove_folder(name)
 
 

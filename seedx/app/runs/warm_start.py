@@ -19,9 +19,8 @@ import numpy as np
 
 from seedx import checkpoint, envs, trees, types
 from seedx.agents import base, rewards
-from seedx.app.cli import command_line
-from seedx.app.runs import checkpointer, run_dirs
-from seedx.app.settings import configs
+from seedx.app.runs import checkpointer, records
+from seedx.app.settings import configs, wording
 from seedx.runtime import process
 
 # Where the items of a checkpoint have an `AgentState`, by pipeline, or acting
@@ -87,7 +86,7 @@ def check(options: Config) -> None:
     )
 
 
-def check_resumed(saved: run_dirs.Config, options: Config) -> None:
+def check_resumed(saved: records.Record, options: Config) -> None:
   """Checks that a run to resume began as the options demand.
 
   A resumed run takes no parameters again.
@@ -117,7 +116,7 @@ def take(config: process.Config, options: Config) -> Origin | None:
   if not options.init_from:
     return None
   path, which = _split(options)
-  saved = run_dirs.config(path)
+  saved = records.read(path)
   checkpoints = checkpoint.Checkpoints(checkpointer.directory(path))
   env_steps, arrays = checkpointer.first_whole(
     checkpoints,
@@ -165,7 +164,7 @@ def _split(options: Config) -> tuple[str, str]:
 
 
 def _read(
-  checkpoints: checkpoint.Checkpoints, env_steps: int, saved: run_dirs.Config
+  checkpoints: checkpoint.Checkpoints, env_steps: int, saved: records.Record
 ) -> Arrays:
   """Returns parameters and statistics of a checkpoint by path.
 
@@ -216,7 +215,7 @@ def _normalizes_rewards(config: process.Config) -> bool:
   return bool(getattr(config.agent, "normalize_rewards", False))
 
 
-def _without_rewards(arrays: Arrays, saved: run_dirs.Config) -> Arrays:
+def _without_rewards(arrays: Arrays, saved: records.Record) -> Arrays:
   """Returns the arrays without the statistics of rewards, which come last."""
   if not saved.options.get("normalize_rewards"):
     return arrays
@@ -227,7 +226,7 @@ def _without_rewards(arrays: Arrays, saved: run_dirs.Config) -> Arrays:
 
 
 def _check(
-  arrays: Arrays, config: process.Config, saved: run_dirs.Config, source: str
+  arrays: Arrays, config: process.Config, saved: records.Record, source: str
 ) -> None:
   """Raises types.ConfigError for the first array that differs by name."""
   wanted = _forms(checkpoint.named(_expected(config)))
@@ -253,7 +252,7 @@ def _forms(arrays: Any) -> dict[str, str]:
 
 
 def _remedy(
-  config: process.Config, saved: run_dirs.Config, wanted: Mapping[str, str]
+  config: process.Config, saved: records.Record, wanted: Mapping[str, str]
 ) -> str:
   """Returns the end of an error: the options that change the arrays."""
   settings, values = (
@@ -272,7 +271,7 @@ def _remedy(
     except types.ConfigError:  # It also needs another option.
       other = {}
     if _forms(checkpoint.named(other)) != wanted:
-      words.append(shlex.join(command_line.option(name, value)))
+      words.append(shlex.join(wording.option(name, value)))
   remedy = f"add {' '.join(words)}, as in that run" if words else ""
   env = saved.options.get("env")
   if words and env == config.env.env:

@@ -8,8 +8,7 @@ import numpy as np
 import tree
 
 from seedx import envs, types
-from seedx.app.cli import command_line
-from seedx.app.settings import configs, opponents
+from seedx.app.settings import configs, opponents, wording
 
 C = TypeVar("C")
 
@@ -79,7 +78,7 @@ class Changes:
     """Lists in one line the changes that `config` still has; empty if none."""
     final = configs.values(config)
     kept = [
-      f"{name} {command_line.shown(value)}"
+      f"{name} {wording.shown(value)}"
       for name, value in self.values.items()
       if final[name] == value
     ]

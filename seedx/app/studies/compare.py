@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Sequence
 from seedx import files, metrics, signals, types
 from seedx.app import plot
 from seedx.app.cli import command_line
-from seedx.app.runs import run_dirs
+from seedx.app.runs import run_folders
 from seedx.app.studies import trials
 
 # Files of the output, beside a directory for each experiment.
-_NAMES = (run_dirs.CONFIG, "comparison.md", "comparison.png")
+_NAMES = (run_folders.CONFIG, "comparison.md", "comparison.png")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +73,9 @@ def _compare(options: Options) -> int:
   for words in options.experiments:
     trials.read(trials.words_of(words, options.env, options.total_steps))
   folders = {trials.folder_of(words) for words in options.experiments}
-  run_dir = run_dirs.new(options.run_dir, "compare", {*_NAMES, *folders})
+  run_dir = run_folders.new(options.run_dir, "compare", {*_NAMES, *folders})
   config = json.dumps(dataclasses.asdict(options), indent=2)
-  files.write_file(run_dir / run_dirs.CONFIG, config + "\n")
+  files.write_file(run_dir / run_folders.CONFIG, config + "\n")
   runs, status = _run_all(options, run_dir)
   names = [
     x for x in options.experiments if any(x == y.trial.label for y in runs)

@@ -24,8 +24,8 @@ import numpy as np
 from seedx import files, metrics, signals, types
 from seedx.app import plot
 from seedx.app.cli import command_line
-from seedx.app.runs import run_dirs
-from seedx.app.settings import configs
+from seedx.app.runs import run_folders
+from seedx.app.settings import configs, wording
 from seedx.app.studies import search, trials
 from seedx.launch import config as launch_config
 from seedx.launch import ray_cluster
@@ -38,7 +38,7 @@ _RETURN = "episode_return"
 _FIXED = ("env_options", "total_steps")
 # Files and directories of the output.
 _NAMES = (
-  run_dirs.CONFIG,
+  run_folders.CONFIG,
   "sweep.md",
   "sweep.png",
   "trials",
@@ -143,7 +143,7 @@ def _sweep(options: Options) -> int:
   if not given.isdisjoint(_RESERVED):
     raise types.ConfigError(
       "expected EXPERIMENT without options that a sweep reserves, found"
-      f" {', '.join(map(command_line.flag, sorted(given & {*_RESERVED})))}"
+      f" {', '.join(map(wording.flag, sorted(given & {*_RESERVED})))}"
     )
   score = _score(options.score, config.run.env.log_info)
   options = dataclasses.replace(options, score=score)
@@ -162,14 +162,14 @@ def _sweep(options: Options) -> int:
   ray_cluster.ray()  # If Ray is missing, raises an error with the remedy.
   from seedx.app.studies import tuning  # Imports Ray.
 
-  run_dir = run_dirs.new(options.run_dir, "sweep", _NAMES).absolute()
+  run_dir = run_folders.new(options.run_dir, "sweep", _NAMES).absolute()
   stop = threading.Event()
   with (
     signals.stopping(stop) as ending,
     tuning.Pool(options.cluster, run_dir, stop, score) as pool,
   ):
     text = json.dumps(dataclasses.asdict(options), indent=2)
-    files.write_file(run_dir / run_dirs.CONFIG, text + "\n")
+    files.write_file(run_dir / run_folders.CONFIG, text + "\n")
     status = _search(options, words, values, config.run.env.env, pool)
   return ending.status or status
 
@@ -273,9 +273,9 @@ def _words(values: Mapping[str, str]) -> list[str]:
     for name, value in values.items()
     for word in (
       # The flag of a boolean has no value.
-      command_line.option(name, value.lower() == "true")
+      wording.option(name, value.lower() == "true")
       if value.lower() in ("true", "false")
-      else [command_line.flag(name), value]
+      else [wording.flag(name), value]
     )
   ]
 

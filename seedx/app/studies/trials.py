@@ -21,11 +21,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from seedx import files, metrics, signals, types
-from seedx.app.runs import run_dirs
+from seedx.app.runs import run_folders
 from seedx.app.settings import experiments
 
 if TYPE_CHECKING:  # Imports JAX.
-  from seedx.app.cli import programs
+  from seedx.app import requests
 
 _OUTPUT = "output.txt"
 # Bytes at the end of a trial's output that are searched for its error.
@@ -78,12 +78,12 @@ class Result:
   ) -> "Result":
     """Reads the metrics of a trial from the directory of its study."""
     try:
-      path = pathlib.Path(study, trial.name, run_dirs.METRICS)
+      path = pathlib.Path(study, trial.name, run_folders.METRICS)
       lines = metrics.read_lines(path)
     except FileNotFoundError:
       lines = []
     except KeyError as missing:  # Another program wrote the file.
-      lines, error = [], error or f"{run_dirs.METRICS} without {missing}"
+      lines, error = [], error or f"{run_folders.METRICS} without {missing}"
     return cls(trial, lines, error, cpu_seconds)
 
   @property
@@ -168,7 +168,7 @@ class Running:
       output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
       last = cause(output.read().decode(errors="replace"))
     error = f"seedx train {' '.join(self._words)} ended with {status}: {last}"
-    if status != run_dirs.UNSAVED:
+    if status != run_folders.UNSAVED:
       return error
     # The metrics of such a run can be compared.
     print(error, file=sys.stderr, flush=True)
@@ -176,9 +176,9 @@ class Running:
 
   def _new_lines(self) -> Iterator[Mapping[str, Any]]:
     if self._metrics is None:
-      if not self._folder.has(run_dirs.METRICS):
+      if not self._folder.has(run_folders.METRICS):
         return
-      self._metrics = self._folder.open(run_dirs.METRICS)
+      self._metrics = self._folder.open(run_folders.METRICS)
     *pieces, self._rest = (self._rest + self._metrics.read()).split(b"\n")
     for piece in pieces:
       # On a full disk, a line may be incomplete.
@@ -249,7 +249,7 @@ def words_of(experiment: str, env: str, total_steps: int) -> list[str]:
   return [name, *default, *options, "--total-steps", str(total_steps)]
 
 
-def read(words: Sequence[str]) -> "programs.Request":
+def read(words: Sequence[str]) -> "requests.Request":
   """Parses a trial's words; if wrong, prints a line and exits with status 2."""
   programs = importlib.import_module("seedx.app.cli.programs")
   module = experiments.load_module(words[0])

@@ -12,7 +12,7 @@ from seedx import app, checkpoint, envs
 from seedx.agents import alphazero, ppo
 from seedx.app.arena import main as arena
 from seedx.app.arena import players
-from seedx.app.runs import checkpointer, run_dirs
+from seedx.app.runs import checkpointer, records
 from seedx.envs import native_games
 from seedx.pipelines import sync
 from tests import programs
@@ -28,7 +28,7 @@ def plant(path, agent, env="seedx:TicTacToe", **options):
     env=envs.Config(env, env_options=options), agent=agent, seed=3
   )
   path.mkdir()
-  run_dirs.write(path, run_dirs.record(config, config, None))
+  records.write(path, records.of(config, config, None))
   made = agent.make(envs.spec(config.env))
   checkpoints = checkpoint.Checkpoints(checkpointer.directory(path))
   for seed, env_steps in enumerate((10, 20)):

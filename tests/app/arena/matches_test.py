@@ -11,8 +11,8 @@ import pytest
 
 from seedx import envs, types
 from seedx.agents import base
+from seedx.app import policies
 from seedx.app.arena import matches, players, ratings
-from seedx.app.runs import policies
 from seedx.envs import functional, native_games
 from tests import fakes
 

@@ -13,7 +13,7 @@ import pytest
 
 from seedx import types
 from seedx.app.cli import command_line
-from seedx.app.settings import configs
+from seedx.app.settings import configs, wording
 from tests import programs
 
 
@@ -504,7 +504,7 @@ def test_help_begins_with_the_settings_often_changed(capfd):
   flags = re.compile(r"(?m)^  (--[\w-]+)")
   assert flags.findall(first) == ["--few", "--env", "--double"]
   rest = flags.findall("\n".join(parts))
-  expected = {command_line.flag(name) for name in configs.settings(RUN)}
+  expected = {wording.flag(name) for name in configs.settings(RUN)}
   assert sorted([*rest, "--few", "--env", "--double"]) == sorted(expected)
 
 

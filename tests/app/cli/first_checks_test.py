@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from seedx.__main__ import _PROGRAMS
-from seedx.app.runs import run_dirs
+from seedx.app.runs import records
 from seedx.app.settings import experiments
 from tests import programs
 
 _RUN = {
   "experiment": "a2c",
   "seedx": "0",
-  "format": run_dirs.FORMAT,
+  "format": records.FORMAT,
   "options": {},
 }
 _RUN |= {"pipeline": "seedx.pipelines.sync:Config", "agent": "a:b"}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from seedx import envs, types
-from seedx.app.cli import command_line, programs
-from seedx.app.settings import configs, experiments, synonyms
+from seedx.app import requests
+from seedx.app.settings import configs, experiments, synonyms, wording
 from tests import conftest
 from tests import programs as programs_of_tests
 
@@ -74,7 +74,7 @@ def walk(config, wanted=lambda setting: True):
 def check_accepted(setting, value, config):
   """Checks that an accepted value can be saved, printed and computed with."""
   json.dumps(configs.in_json(config))
-  command_line.option(setting.name, value)
+  wording.option(setting.name, value)
   if setting.kind is float and setting.name != "stop_at":
     with np.errstate(over="ignore"):
       assert np.isfinite(np.float32(value)), (setting.name, value)
@@ -86,9 +86,7 @@ def test_synonyms_are_for_settings_that_exist():
   settings = {
     setting
     for name, agent in _PAIRS
-    for setting in configs.settings(
-      programs.asked_of(experiments.load(name), agent)
-    )
+    for setting in configs.settings(requests.of(experiments.load(name), agent))
   }
   assert synonyms.NAMES.keys() <= settings
   for setting, names in synonyms.NAMES.items():
@@ -100,7 +98,7 @@ _SEEN = set()
 
 @pytest.mark.parametrize(("name", "agent"), conftest.slow_but(_FAST, _PAIRS))
 def test_experiments_accept_or_refuse_each_value_in_one_line(name, agent):
-  asked = programs.asked_of(experiments.load(name), agent)
+  asked = requests.of(experiments.load(name), agent)
   spec = envs.spec(asked.run.env)
 
   def is_new(setting):

@@ -11,8 +11,8 @@ import pytest
 
 from seedx import envs, types
 from seedx.agents import a2c, base
-from seedx.app.cli import programs
-from seedx.app.runs import run_dirs
+from seedx.app import requests
+from seedx.app.runs import records, run_groups
 from seedx.app.settings import experiments
 from seedx.pipelines import sync
 
@@ -43,10 +43,10 @@ class Config(sync.Config):
 def written(path, config):
   """Writes a run with a config; reads and returns the config and the run."""
   path.mkdir()
-  run_dirs.write(path, run_dirs.record(config, config, None))
+  records.write(path, records.of(config, config, None))
   line = {"env_steps": 1, "wall_seconds": 1.0, "episode_return": 1.0}
   (path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-  return run_dirs.config(path), run_dirs.read(path)
+  return records.read(path), run_groups.read(path)
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,17 @@ def test_a_resume_restores_and_changes_only_what_settings_allow(tmp_path):
   old = Config(width=9, backlog=6, port=80, verbose=True)
   saved, _ = written(tmp_path / "run", old)
   assert "verbose" not in saved.options and saved.options["port"] == 80
-  restored = run_dirs.restored(Config(port=81), saved)
+  restored = records.restored(Config(port=81), saved)
   assert restored == dataclasses.replace(old, port=81, verbose=False)
-  assert run_dirs.not_restored(restored, saved) == "--port 80"
+  assert records.not_restored(restored, saved) == "--port 80"
   changed = dataclasses.replace(restored, backlog=1, length=1, verbose=True)
-  run_dirs.check_resumed(saved, changed, "")
+  records.check_resumed(saved, changed, "")
   for wrong in (
     dataclasses.replace(old, width=1),
     dataclasses.replace(old, agent=Agent(kl_cost=0.1)),
   ):
     with pytest.raises(types.ConfigError, match="--backlog, --length, --port"):
-      run_dirs.check_resumed(saved, wrong, "")
+      records.check_resumed(saved, wrong, "")
 
 
 def test_a_run_with_settings_that_cannot_be_read_does_not_begin(tmp_path):
@@ -105,7 +105,7 @@ def test_a_run_with_settings_that_cannot_be_read_does_not_begin(tmp_path):
 
 def test_only_some_settings_must_be_equal_on_all_learner_hosts():
   first, second = (
-    run_dirs.settings_of_all_hosts(config)
+    records.settings_of_all_hosts(config)
     for config in (Config(), Config(backlog=1, port=1, verbose=True))
   )
   assert first == second
@@ -115,13 +115,13 @@ def test_only_some_settings_must_be_equal_on_all_learner_hosts():
 def test_runs_are_labelled_by_settings_with_labels(tmp_path):
   configs = Config(), Config(backlog=1, port=1, seed=1), Config(width=1)
   runs = [written(tmp_path / str(i), x)[1] for i, x in enumerate(configs)]
-  labels = [x.partition(" ")[2] for x in run_dirs.labels(runs)]
+  labels = [x.partition(" ")[2] for x in run_groups.labels(runs)]
   assert labels == ["--width 8", "--width 8", "--width 1"]
 
 
 def test_settings_of_a_process_or_of_saving_have_no_labels():
-  asked = programs.asked_of(experiments.load("seed_vtrace"))
-  unlabelled = run_dirs.record(asked.run, asked, "seed_vtrace").unlabelled
+  asked = requests.of(experiments.load("seed_vtrace"))
+  unlabelled = records.of(asked.run, asked, "seed_vtrace").unlabelled
   assert {"role", "address", "seed", "presets", "checkpoint_every_seconds"} <= {
     *unlabelled
   }

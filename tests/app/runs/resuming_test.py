@@ -7,7 +7,7 @@ from experiments import a2c as a2c_experiment
 from experiments import ppo as ppo_experiment
 from seedx import app, checkpoint, metrics, types
 from seedx.agents import a2c
-from seedx.app.runs import checkpointer, run_dirs
+from seedx.app.runs import checkpointer, run_folders
 from seedx.learning import learner
 from seedx.pipelines import sync
 from tests import programs, running
@@ -77,7 +77,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path, capfd):
   refused = pytest.raises(
     types.ConfigError, match="another process is training"
   )
-  with run_dirs.claimed(tmp_path), refused:
+  with run_folders.claimed(tmp_path), refused:
     app.train(small(), run_dir=str(tmp_path), resume="auto", quiet=True)
   assert lines_of(tmp_path) == before
   words = ["--run-dir", str(tmp_path), "--resume", "auto", *SMALL.split()]

@@ -12,8 +12,8 @@ import pytest
 from seedx import checkpoint, envs, types
 from seedx import replay as replay_lib
 from seedx.agents import dqn, ppo, sac
-from seedx.app import evaluate, export
-from seedx.app.runs import checkpointer, policies, run_dirs
+from seedx.app import evaluate, export, policies
+from seedx.app.runs import checkpointer, records
 from seedx.learning import learner
 from seedx.pipelines import anakin, apex
 from seedx.runtime import process
@@ -58,7 +58,7 @@ def begun(config):
 def write(path, config, made, saved):
   """Writes a run with one checkpoint; returns its directory."""
   path.mkdir()
-  run_dirs.write(path, run_dirs.record(config, config, None))
+  records.write(path, records.of(config, config, None))
   items = {checkpointer.RUN: saved, checkpointer.ACTING: made.policy(saved)}
   checkpoint.Checkpoints(checkpointer.directory(path)).save(STEPS, items, 1.0)
   return str(path)
@@ -114,8 +114,8 @@ def test_the_program_exports_each_training(tmp_path, monkeypatch):
 def test_the_replay_of_a_pipeline_keeps_its_kind(tmp_path):
   config = apex.Config(agent=dqn.Config(hidden_sizes=(8,)))
   assert isinstance(config.replay, replay_lib.PrioritizedConfig)
-  run_dirs.write(tmp_path, run_dirs.record(config, config, None))
-  read = policies._config(run_dirs.config(tmp_path))
+  records.write(tmp_path, records.of(config, config, None))
+  read = policies._config(records.read(tmp_path))
   assert read.replay == config.replay
 
 

@@ -11,9 +11,8 @@ import pytest
 from experiments import a2c as a2c_experiment
 from seedx import app, envs, types
 from seedx.agents import a2c
-from seedx.app import evaluate, export
-from seedx.app.cli import programs as programs_lib
-from seedx.app.runs import run_dirs
+from seedx.app import evaluate, export, requests
+from seedx.app.runs import records, run_groups
 from seedx.app.settings import configs
 from seedx.learning import learner
 from seedx.pipelines import sync
@@ -200,7 +199,7 @@ def test_a_directory_is_read_for_plots_without_running_its_code(theirs):
   folder, _ = theirs("environment")
   line = {"env_steps": 9, "wall_seconds": 1.0, "episode_return": 1.0}
   (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-  assert run_dirs.read(folder).env == "theirs:make"
+  assert run_groups.read(folder).env == "theirs:make"
 
 
 def test_only_environments_and_transforms_of_seedx_are_trusted():
@@ -250,8 +249,8 @@ def test_a_resume_takes_no_address_or_device_from_the_run(begun, tmp_path):
   content["options"] |= {name: planted[name] for name in names}
   content["options"]["seed"] = 9
   (folder / "config.json").write_text(json.dumps(content))
-  fresh = programs_lib.asked_of(a2c_experiment.EXPERIMENT)
-  asked = run_dirs.restored(fresh, run_dirs.config(folder))
+  fresh = requests.of(a2c_experiment.EXPERIMENT)
+  asked = records.restored(fresh, records.read(folder))
   old, new = (configs.values(x) for x in (fresh, asked))
   assert new["seed"] == 9
   assert [new[name] for name in names] == [old[name] for name in names]

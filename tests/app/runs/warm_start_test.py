@@ -15,8 +15,8 @@ import pytest
 from seedx import app, checkpoint, envs, files, replay, types
 from seedx.acting import local_actor
 from seedx.agents import a2c, dqn, ppo, vtrace
-from seedx.app import training
-from seedx.app.runs import checkpointer, run_dirs, warm_start
+from seedx.app import directory, training
+from seedx.app.runs import checkpointer, records, run_groups, warm_start
 from seedx.launch import config as launch_config
 from seedx.learning import learner
 from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
@@ -83,7 +83,7 @@ def learned(config):
 def write(path, config, saved=None, acting=None, *, score=7.5, steps=1_000):
   """Writes a run with one checkpoint."""
   path.mkdir(exist_ok=True)
-  run_dirs.write(path, run_dirs.record(config, config, None))
+  records.write(path, records.of(config, config, None))
   if saved is None:
     made, _ = learned(config)
     saved = made.saved()
@@ -329,8 +329,8 @@ def test_an_agent_with_a_state_of_its_own_is_refused(tmp_path, monkeypatch):
 )
 def test_a_choice_of_a_checkpoint_without_effect_is_refused(source, message):
   with pytest.raises(types.ConfigError, match=message):
-    training.Config(init_from=source, init_checkpoint="best")
-  training.Config(init_from=source)
+    directory.Config(init_from=source, init_checkpoint="best")
+  directory.Config(init_from=source)
 
 
 def test_a_learner_on_a_cluster_finds_a_run_named_by_a_relative_path(
@@ -340,7 +340,7 @@ def test_a_learner_on_a_cluster_finds_a_run_named_by_a_relative_path(
   monkeypatch.chdir(tmp_path)
   there = mock.MagicMock()
   there.return_value.status = 0
-  monkeypatch.setattr(training.elsewhere, "run", there)
+  monkeypatch.setattr(training.cluster_learner, "run", there)
   launching = launch_config.Config(launcher="ray", learner_on_cluster=True)
   config = dataclasses.replace(
     config_of("impala"), address="", launching=launching
@@ -403,7 +403,7 @@ def test_a_run_begins_once_and_records_its_origin(tmp_path):
   assert 80 <= steps < 120
   with pytest.raises(types.ConfigError, match="--resume without --init-from"):
     trained(longer, resume=str(second), init_from=str(tmp_path / "moved"))
-  labels = run_dirs.labels(
-    list(map(run_dirs.read, (tmp_path / "moved", second)))
+  labels = run_groups.labels(
+    list(map(run_groups.read, (tmp_path / "moved", second)))
   )
   assert ["--init-from" in label for label in labels] == [False, True]

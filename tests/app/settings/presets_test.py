@@ -18,6 +18,7 @@ from seedx.agents import (
   sac,
   vtrace,
 )
+from seedx.app import requests
 from seedx.app.cli import programs
 from seedx.app.settings import configs, experiments
 from seedx.pipelines import sync
@@ -324,7 +325,7 @@ def test_presets_that_an_experiment_lacks_are_refused(capfd):
 @pytest.mark.parametrize(("name", "agent"), PAIRS)
 def test_settings_have_unique_names_sentences_and_ranges(name, agent):
   # Raises if two settings have the same name.
-  config = programs.asked_of(experiments.load(name), agent)
+  config = requests.of(experiments.load(name), agent)
   settings = configs.settings(config)
   assert [key for key, setting in settings.items() if not setting.help] == []
   assert {"env", "total_steps", "seed", "learning_rate", "run_dir"} <= {

@@ -9,7 +9,7 @@ from matplotlib import image
 
 from seedx import types
 from seedx.app import plot
-from seedx.app.runs import run_dirs
+from seedx.app.runs import records
 from seedx.app.studies import compare, trials
 
 A2C = "a2c --num-envs 4 --unroll-length 5 --hidden-sizes 8"
@@ -48,7 +48,7 @@ def test_runs_are_compared_in_a_table_and_a_figure(tmp_path, capfd):
   assert picture.shape[1] == 1200 and picture.std() > 0.05
   paths = [path.parent for path in tmp_path.rglob("metrics.jsonl")]
   # The comparison sets the seeds, and overrides the experiment's --seed.
-  assert sorted(run_dirs.config(x).options["seed"] for x in paths) == [0, 1]
+  assert sorted(records.read(x).options["seed"] for x in paths) == [0, 1]
 
 
 def test_the_figure_has_all_runs_and_the_table_medians_over_seeds(

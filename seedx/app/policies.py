@@ -15,9 +15,8 @@ import numpy as np
 
 from seedx import checkpoint, envs, files, replay, types
 from seedx.agents import acting_step, base
-from seedx.app import devices
-from seedx.app.cli import programs
-from seedx.app.runs import checkpointer, run_dirs, spaces
+from seedx.app import devices, requests
+from seedx.app.runs import checkpointer, foreign_code, records, spaces
 from seedx.app.settings import configs, experiments, opponents
 from seedx.envs import actions as actions_lib
 from seedx.pipelines import anakin
@@ -249,7 +248,7 @@ def load(
       a value is out of its range.
   """
   trust = trust or config is not None
-  saved = run_dirs.trusted(run_dir, trust, opponent)
+  saved = foreign_code.trusted(run_dir, trust, opponent)
   devices.check()
   directory = checkpointer.directory(run_dir)
   checkpoints = checkpoint.Checkpoints(directory)
@@ -328,7 +327,7 @@ def _of_training(
   return agent.acting(jax.tree.map(lambda x: x[index], state))
 
 
-def _config(saved: run_dirs.Config) -> process.Config:
+def _config(saved: records.Record) -> process.Config:
   """Returns the config of a run's pipeline."""
   if saved.experiment is None:
     if saved.beyond:
@@ -352,10 +351,10 @@ def _config(saved: run_dirs.Config) -> process.Config:
       config = dataclasses.replace(config, replay=replay.Config())
     settings = configs.settings(config)
     options = {k: v for k, v in saved.options.items() if k in settings}
-    return run_dirs.replaced(config, options)
+    return records.replaced(config, options)
   experiment = experiments.load(saved.experiment)
   name = str(saved.options.get("agent", ""))
-  return run_dirs.restored(programs.asked_of(experiment, name), saved).run
+  return records.restored(requests.of(experiment, name), saved).run
 
 
 def _class(name: str, package: str) -> type:
