@@ -1,8 +1,11 @@
-"""Description of a run's network for the console."""
+"""The first lines of a run: its devices, presets and network."""
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +13,10 @@ import jax
 
 from seedx import envs, networks, trees, types
 from seedx.agents import base
+from seedx.app import devices, scales
+from seedx.app.runs import warm_start
 from seedx.networks import critic, heads, lstm, torsos
+from seedx.runtime import process
 
 # Instead of these modules, the modules inside them are described.
 _CONTAINERS = (networks.Network, torsos.Torso)
@@ -23,6 +29,32 @@ _INSTEAD = {
   "NormalizeObservation": "normalize_observations",
   "NormalizeReward": "normalize_rewards",
 }
+
+
+def introduce(
+  name: str,
+  config: process.Config,
+  origin: warm_start.Origin | None,
+  presets: Sequence[str],
+  run_dir: pathlib.Path,
+) -> None:
+  """Prints a run's experiment, devices, directory, presets and network."""
+  parts = [f"{name} on {config.env.env}", devices.described()]
+  # Not wrapped, so that the path can be copied.
+  lines = [" | ".join([*parts, str(run_dir)]), *presets]
+  lines += filter(None, [devices.unused()])
+  with contextlib.suppress(OSError):  # stderr may be on a full disk.
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
+  # A preset's line has the scale already.
+  lines = []
+  if not any(" reward_scale " in line for line in presets):
+    lines += filter(None, [scales.scaled(config.agent)])
+  lines += pictures(config.agent, config.env)
+  lines += doubts(config.agent, config.env)
+  lines.append(network(config.agent, config.env))
+  lines += [] if origin is None else [origin.words]
+  with contextlib.suppress(OSError):
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def network(agent: base.Config, env: envs.Config) -> str:

@@ -1,14 +1,20 @@
 """The settings of a run's directory."""
 
+import contextlib
 import dataclasses
 import math
 import os
+import pathlib
+from collections.abc import Iterator
 from typing import Self
 
+from seedx import files as files_lib
 from seedx import types
+from seedx.app import directory
 from seedx.app.runs import (
   checkpointer,
   evaluations,
+  records,
   resuming,
   run_folders,
   warm_start,
@@ -86,3 +92,46 @@ class Config(checkpointer.Config, evaluations.Config, warm_start.Config):
     if self.resume != run_folders.AUTO or not directory:
       return self
     return dataclasses.replace(self, resume=directory, run_dir="")
+
+
+@contextlib.contextmanager
+def opened(
+  files: directory.Config, record: records.Record
+) -> Iterator[pathlib.Path]:
+  """Makes and locks the directory of a run."""
+  path = os.path.expanduser(files.resumed or files.run_dir)
+  if path:
+    if not files.resumed and os.path.isdir(path):
+      # Checked before anything is written there.
+      with run_folders.claimed(path):
+        if files.resume:
+          resuming.forget_unsaved(path, record.experiment)
+        _check_free(path)
+    run_dir = pathlib.Path(files_lib.open_folder(path))
+  else:
+    run_dir = run_folders.new("", record.name)
+  with run_folders.claimed(run_dir):
+    if not files.resumed:
+      _check_free(run_dir)  # Another run may have begun and ended meanwhile.
+    try:
+      yield run_dir
+    except types.ConfigError:
+      folder = files_lib.Folder(run_dir)
+      if not files.resumed and not folder.has(run_folders.METRICS):
+        folder.remove(run_folders.CONFIG)  # The run has not begun.
+      raise
+
+
+def _check_free(run_dir: str | os.PathLike[str]) -> None:
+  """Raises types.ConfigError if a directory has files of a run."""
+  folder = files_lib.Folder(run_dir)
+  if folder.has(run_folders.CONFIG):
+    # A run that failed early has no checkpoint.
+    saved = resuming.saved(run_dir)
+    remedy = "continue it with --resume" if saved else "remove it"
+    raise types.ConfigError(
+      f"--run-dir {str(run_dir)!r} already has a run; {remedy}, or choose"
+      " another directory"
+    )
+  folders = checkpointer.DIRECTORY, run_folders.VIDEOS
+  files_lib.check_free(run_dir, {*run_folders.FILES, *folders})

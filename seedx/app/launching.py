@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from seedx import envs, wire
@@ -60,15 +60,18 @@ def launched(
     raise
 
 
-def roles(
+def bind(
+  trainer: process.Process,
   config: process.Config,
   record: records.Record,
   nodes: Sequence[topology.Node],
-  addresses: Mapping[str, admission.Addresses],
-) -> admission.Roles:
-  """Returns the roles and options for processes that join the run."""
-  options = _shared_options(config, record)
-  return admission.Roles(nodes, record.experiment or "", options, addresses)
+) -> None:
+  """Lets the trainer's server, if it has one, admit processes that join."""
+  if trainer.server is None:
+    return
+  options, name = _shared_options(config, record), record.experiment or ""
+  roles = admission.Roles(nodes, name, options, trainer.addresses)
+  roles.bind(trainer.server)
 
 
 def _shared_options(

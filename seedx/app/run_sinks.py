@@ -32,16 +32,19 @@ def make(
   config: process.Config,
   files: directory.Config,
   run_dir: pathlib.Path,
-  others_join: bool,
+  record: records.Record,
+  evaluation: evaluations.Periodic | None,
   loggers: Sequence[metrics.Sink],
-  board: metrics.Sink,
+  others_join: bool,
 ) -> Sequence[metrics.Background]:
   """Makes the sinks of metrics; a failing sink does not end the run."""
   sinks = [
     metrics.Background(
       run_folders.METRICS, metrics.JsonLines(run_dir / run_folders.METRICS)
     ),
-    metrics.Background("TensorBoard's events", board),
+    metrics.Background(
+      "TensorBoard's events", _tensorboard(run_dir, record, evaluation)
+    ),
     *(
       metrics.Background(type(x).__qualname__, x, _LOGGER_SECONDS)
       for x in loggers
@@ -60,7 +63,7 @@ def make(
   return sinks
 
 
-def tensorboard(
+def _tensorboard(
   run_dir: pathlib.Path,
   record: records.Record,
   evaluation: evaluations.Periodic | None,

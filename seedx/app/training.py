@@ -29,7 +29,6 @@ from seedx.app.runs import (
   checkpointer,
   evaluations,
   records,
-  resuming,
   run_folders,
   warm_start,
 )
@@ -37,7 +36,15 @@ from seedx.app.settings import opponents
 from seedx.envs import functions
 from seedx.launch import config as launch_config
 from seedx.launch import instances
-from seedx.runtime import clocks, counters, hangs, host_links, process, running
+from seedx.runtime import (
+  clocks,
+  counters,
+  hangs,
+  host_links,
+  process,
+  progress,
+  running,
+)
 from seedx.runtime import hosts as hosts_lib
 
 _ALONE = hosts_lib.Config()
@@ -252,7 +259,7 @@ def _on_cluster(
     path = os.path.abspath(os.path.expanduser(work.files.init_from))
     files = dataclasses.replace(work.files, init_from=path)
     work = dataclasses.replace(work, files=files)
-  with _open(work.files, work.record) as run_dir:
+  with directory.opened(work.files, work.record) as run_dir:
     pass  # Makes and checks the directory; the learner locks it where it runs.
   there = functools.partial(_run_there, work)
   return cluster_learner.run(there, launching, run_dir, resumes, stop, ending)
@@ -320,10 +327,7 @@ def _follow(
     config, nodes, processes = launching.launched(config, record, sockets)
     try:
       trainer = config.learn(context)
-      if trainer.server is not None:
-        launching.roles(config, record, nodes, trainer.addresses).bind(
-          trainer.server
-        )
+      launching.bind(trainer, config, record, nodes)
       _share_state(trainer, context.hosts)
       last = running.run(
         trainer, context, (), config.log_seconds, processes.check, watch
@@ -365,7 +369,7 @@ def _lead(
   config, files, record = work.config, work.files, work.record
   with (
     devices.explaining_memory(),
-    _open(files, record) as run_dir,
+    directory.opened(files, record) as run_dir,
     launching.sockets(config, work.others_join, watch) as sockets,
   ):
     opponents.check(config.env)  # Before anything is started.
@@ -377,19 +381,16 @@ def _lead(
     watch.leaving.append(processes.stop)
     try:
       if not files.quiet:
-        _introduce(record.name, config.env.env, work.presets, run_dir)
-        _introduce_network(config, taken, work.presets)
+        descriptions.introduce(
+          record.name, config, taken, work.presets, run_dir
+        )
       evaluation = evaluations.of(config, files, run_dir)
       trainer = _trainer(config, context)
-      if trainer.server is not None:
-        launching.roles(config, record, nodes, trainer.addresses).bind(
-          trainer.server
-        )
+      launching.bind(trainer, config, record, nodes)
       saver = checkpointer.Checkpointer(trainer, run_dir, files, evaluation)
       added = [x for x in (saver, evaluation) if x is not None]
-      trainer = dataclasses.replace(
-        trainer, measures=[*trainer.measures, *added]
-      )
+      measures = [*trainer.measures, *added]
+      trainer = dataclasses.replace(trainer, measures=measures)
       if taken is not None:
         _begin(trainer, taken)
       if files.resumed:
@@ -402,9 +403,8 @@ def _lead(
       check = functools.partial(
         _check, processes, saver, sizes, evaluation, files, context.stop
       )
-      board = run_sinks.tensorboard(run_dir, record, evaluation)
       sinks = run_sinks.make(
-        config, files, run_dir, work.others_join, loggers, board
+        config, files, run_dir, record, evaluation, loggers, work.others_join
       )
       # Closing the sinks may take long, so the last checkpoint comes first.
       with watch.closing(sinks), _rescued(saver, context.hosts, watch):
@@ -500,41 +500,9 @@ def _rescued(
     # A TimeoutError reports threads that are still running.
     rescue(
       has_ended=not isinstance(error, TimeoutError),
-      resumes=not isinstance(error, counters.StuckError),
+      resumes=not isinstance(error, progress.StuckError),
     )
     raise
-
-
-def _introduce(
-  name: str, env: str, presets: Sequence[str], run_dir: pathlib.Path
-) -> None:
-  """Prints the experiment, its devices and directory, and its presets."""
-  parts = [f"{name} on {env}", devices.described()]
-  with contextlib.suppress(OSError):  # stderr may be on a full disk.
-    # Not wrapped, so that the path can be copied.
-    print(*parts, run_dir, sep=" | ", file=sys.stderr, flush=True)
-    for line in presets:
-      print(line, file=sys.stderr, flush=True)
-    if unused := devices.unused():
-      print(unused, file=sys.stderr, flush=True)
-
-
-def _introduce_network(
-  config: process.Config,
-  taken: warm_start.Origin | None,
-  presets: Sequence[str],
-) -> None:
-  """Prints lines about rewards, unclear settings, and the network."""
-  lines: list[str] = []
-  # A preset's line has the scale already.
-  if not any(" reward_scale " in line for line in presets):
-    lines += filter(None, [scales.scaled(config.agent)])
-  lines += descriptions.pictures(config.agent, config.env)
-  lines += descriptions.doubts(config.agent, config.env)
-  lines.append(descriptions.network(config.agent, config.env))
-  lines += [] if taken is None else [taken.words]
-  with contextlib.suppress(OSError):  # stderr may be on a full disk.
-    print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def _check(
@@ -574,49 +542,6 @@ def _check_pipeline(config: process.Config) -> None:
       "expected a pipeline's config, see runtime.process.Config; found"
       f" {type(config).__qualname__} of {type(config).__module__}"
     )
-
-
-@contextlib.contextmanager
-def _open(
-  files: directory.Config, record: records.Record
-) -> Iterator[pathlib.Path]:
-  """Makes and locks the directory of a run."""
-  path = os.path.expanduser(files.resumed or files.run_dir)
-  if path:
-    if not files.resumed and os.path.isdir(path):
-      # Checked before anything is written there.
-      with run_folders.claimed(path):
-        if files.resume:
-          resuming.forget_unsaved(path, record.experiment)
-        _check_free(path)
-    run_dir = pathlib.Path(files_lib.open_folder(path))
-  else:
-    run_dir = run_folders.new("", record.name)
-  with run_folders.claimed(run_dir):
-    if not files.resumed:
-      _check_free(run_dir)  # Another run may have begun and ended meanwhile.
-    try:
-      yield run_dir
-    except types.ConfigError:
-      folder = files_lib.Folder(run_dir)
-      if not files.resumed and not folder.has(run_folders.METRICS):
-        folder.remove(run_folders.CONFIG)  # The run has not begun.
-      raise
-
-
-def _check_free(run_dir: str | os.PathLike[str]) -> None:
-  """Raises types.ConfigError if a directory has files of a run."""
-  folder = files_lib.Folder(run_dir)
-  if folder.has(run_folders.CONFIG):
-    # A run that failed early has no checkpoint.
-    saved = resuming.saved(run_dir)
-    remedy = "continue it with --resume" if saved else "remove it"
-    raise types.ConfigError(
-      f"--run-dir {str(run_dir)!r} already has a run; {remedy}, or choose"
-      " another directory"
-    )
-  folders = checkpointer.DIRECTORY, run_folders.VIDEOS
-  files_lib.check_free(run_dir, {*run_folders.FILES, *folders})
 
 
 def _check_total(

@@ -12,7 +12,7 @@ import numpy as np
 import tree
 
 from seedx import types
-from seedx.envs import observations
+from seedx.envs import env_specs, finishing
 
 
 class _Part(NamedTuple):
@@ -61,9 +61,9 @@ class Actions:
     """Converts the agent's actions, `[B, ...]`, to the environment's.
 
     Floats are clipped to their bounds. The arguments are those of
-    `observations.unravelled`; with JAX's arrays, 64 bits become 32.
+    `finishing.unravelled`; with JAX's arrays, 64 bits become 32.
     """
-    action = observations.unravelled(self.spec, action, numpy)
+    action = finishing.unravelled(self.spec, action, numpy)
     if self._is_plain:
       return _converted(self._parts[0], action, numpy)
     rows = action.shape[: action.ndim - len(self.spec.shape)]
@@ -122,10 +122,10 @@ def _checked(
         f"{taken}: expected different bounds, found equal ones; leave such"
         " elements out, in the environment or with a gymnasium.ActionWrapper"
       )
-  elif np.any(_maximum(spec) >= observations.MAX_DISCRETE_VALUES):
+  elif np.any(_maximum(spec) >= env_specs.MAX_DISCRETE_VALUES):
     raise types.ConfigError(
       f"{taken}: expected integers with at most"
-      f" {observations.MAX_DISCRETE_VALUES} values, each of which is an output"
+      f" {env_specs.MAX_DISCRETE_VALUES} values, each of which is an output"
       " of the policy; let the environment, or a gymnasium.ActionWrapper, take"
       " floats instead, and round them"
     )
@@ -165,9 +165,9 @@ def _packed(
   if not floats:
     is_scalar = leaves[0].shape == () or tree.is_nested(native)
     is_one = len(maximum) == 1 and is_scalar
-    return observations.choices(maximum[0] if is_one else maximum)
+    return env_specs.choices(maximum[0] if is_one else maximum)
   if not choices:
-    return observations.numbers(low, high)
+    return env_specs.numbers(low, high)
   return types.HybridArray(
     len(maximum),
     np.concatenate([np.zeros(len(maximum)), low]),

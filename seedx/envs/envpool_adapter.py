@@ -10,7 +10,7 @@ import tree
 
 from seedx import types
 from seedx.envs import config as env_config
-from seedx.envs import envpool_spec, observations
+from seedx.envs import env_specs, envpool_spec, finishing
 
 _FIRST = np.uint8(dm_env.StepType.FIRST)
 _MID = np.uint8(dm_env.StepType.MID)
@@ -35,7 +35,7 @@ class EnvPoolEnvironment:
     render: bool = False,
   ) -> None:
     self.num_envs = num_envs
-    self.batch_size = observations.check_numbers(
+    self.batch_size = finishing.check_numbers(
       num_envs, batch_size, num_threads, seed
     )
     pool_spec, options = envpool_spec.pool_spec_and_options(config)
@@ -46,7 +46,7 @@ class EnvPoolEnvironment:
     )
     self._name = config.env
     self._is_atari = envpool_spec.is_atari(pool_spec)
-    self._finish = observations.Finisher(
+    self._finish = finishing.Finisher(
       config, seed, self.spec, env_config.load_transform(config)
     )
     dtypes = [
@@ -54,7 +54,7 @@ class EnvPoolEnvironment:
       for array_spec in envpool_spec.observation_array_specs(pool_spec).values()
     ]
     self._must_narrow = bool(self._info_keys) or dtypes != [
-      observations.narrowed(dtype) for dtype in dtypes
+      env_specs.narrowed(dtype) for dtype in dtypes
     ]
     self._separate, self._native = envpool_spec.action_specs(
       config.env, pool_spec
@@ -111,7 +111,7 @@ class EnvPoolEnvironment:
       last_info = np.stack(numbers, axis=1).astype(np.float32)
       last_info[~game_ended] = np.nan
 
-    observation = observations.joined(observation, info, self._info_keys)
+    observation = env_specs.joined(observation, info, self._info_keys)
     if self._must_narrow:
       observation = tree.map_structure(_narrow, observation)
     timestep = dm_env.TimeStep(step_type, reward, discount, observation)
@@ -125,7 +125,7 @@ class EnvPoolEnvironment:
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
     """See `envs.Environment`."""
     # Else EnvPool would read beyond the end of an array that is too small.
-    action = observations.checked_action(
+    action = finishing.checked_action(
       self.spec.action, self._separate, index, action
     )
     native = self._native
@@ -147,7 +147,7 @@ class EnvPoolEnvironment:
       raise types.ConfigError(
         f"{self._name} cannot be rendered: {error}"
       ) from error
-    return observations.checked_frame(frames[0], self._name)
+    return finishing.checked_frame(frames[0], self._name)
 
   def close(self) -> None:
     """See `envs.Environment`."""
@@ -157,6 +157,6 @@ class EnvPoolEnvironment:
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:
-  dtype = observations.narrowed(array.dtype)
-  observations.check_fits("the observation", array, dtype)
+  dtype = env_specs.narrowed(array.dtype)
+  env_specs.check_fits("the observation", array, dtype)
   return array.astype(dtype, copy=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from seedx import types
 from seedx.envs import config as env_config
-from seedx.envs import families, observations
+from seedx.envs import env_specs, families
 
 # Options of `envpool.make` that are not fields of a family's config.
 _MAKE_OPTIONS = (
@@ -105,7 +105,7 @@ def environment_spec(
   """
   action, native = action_specs(config.env, pool_spec)
   observation, info_keys = _observation_spec(config, action, pool_spec)
-  spec = observations.environment_spec(
+  spec = env_specs.environment_spec(
     config,
     observation,
     action,
@@ -160,7 +160,7 @@ def action_specs(
     dtype = np.dtype(np.int64)
   is_float = dtype.kind == "f"
   limit = (
-    np.finfo(np.float32).max if is_float else observations.MAX_DISCRETE_VALUES
+    np.finfo(np.float32).max if is_float else env_specs.MAX_DISCRETE_VALUES
   )
   # Bounds beyond are placeholders: ViZDoom's buttons are on or off.
   if np.any(np.abs([low, high]) >= limit) or (not is_float and low.any()):
@@ -172,8 +172,8 @@ def action_specs(
     )
   native = dm_env.specs.BoundedArray(shape, dtype, low, high, "action")
   if is_float:
-    return observations.numbers(low.ravel(), high.ravel()), native
-  return observations.choices(high.ravel() if shape else high), native
+    return env_specs.numbers(low.ravel(), high.ravel()), native
+  return env_specs.choices(high.ravel() if shape else high), native
 
 
 def action_array_spec(pool_spec: Any) -> Any:
@@ -269,7 +269,7 @@ def _observation_spec(
     if key.startswith("info:") and "players." not in key
   }
   _check_log_info(config, info)
-  return observations.joined_spec(config, observation, action, info, _leaf_spec)
+  return env_specs.joined_spec(config, observation, action, info, _leaf_spec)
 
 
 def _check_log_info(config: env_config.Config, info: Mapping[str, Any]) -> None:
@@ -288,7 +288,7 @@ def _check_log_info(config: env_config.Config, info: Mapping[str, Any]) -> None:
 
 
 def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:
-  return observations.leaf_spec(
+  return env_specs.leaf_spec(
     name,
     _shape(array_spec),
     np.dtype(array_spec.dtype),

@@ -13,7 +13,7 @@ import numpy as np
 import tree
 
 from seedx import trees, types
-from seedx.envs import actions, functional, observations
+from seedx.envs import actions, env_specs, finishing, functional
 from seedx.envs import config as env_config
 
 
@@ -43,13 +43,13 @@ class FunctionalEnvironment:
     if render:
       self.render()
     self.num_envs = num_envs
-    self.batch_size = observations.check_numbers(
+    self.batch_size = finishing.check_numbers(
       num_envs, batch_size, num_threads, seed
     )
     environment = functional.make(config)
     self._separate = actions.Actions(config.env, environment.action).spec
     self.spec = _spec(config, environment)
-    self._finish = observations.Finisher(
+    self._finish = finishing.Finisher(
       config, seed, self.spec, env_config.load_transform(config)
     )
     self._device = jax.local_devices(backend="cpu")[0]
@@ -88,7 +88,7 @@ class FunctionalEnvironment:
 
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
     """See `envs.Environment`."""
-    action = observations.checked_action(
+    action = finishing.checked_action(
       self.spec.action, self._separate, index, action
     )
     rows = self._step(np.asarray(index, np.int32), action)
@@ -123,8 +123,8 @@ class FunctionalEnvironment:
     wrong = index[self._due_first[index] & ~first]
     if len(wrong):
       raise RuntimeError(
-        observations.failure(
-          self._name, int(wrong[0]), self._finish.seed, observations.NO_FIRST
+        finishing.failure(
+          self._name, int(wrong[0]), self._finish.seed, finishing.NO_FIRST
         )
       )
     self._due_first[index] = last
@@ -173,10 +173,10 @@ def _spec(
   if config.log_info:
     _check_log_info(config, environment)
   native = actions.Actions(config.env, environment.action)
-  observation, _ = observations.joined_spec(
+  observation, _ = env_specs.joined_spec(
     config, environment.observation, native.spec, {}, lambda name, leaf: leaf
   )
-  spec = observations.environment_spec(
+  spec = env_specs.environment_spec(
     config, observation, native.spec, native.native
   )
   game = getattr(environment, "game", None)

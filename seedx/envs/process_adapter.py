@@ -13,7 +13,7 @@ import numpy as np
 import tree
 
 from seedx import types
-from seedx.envs import actions, observations
+from seedx.envs import actions, env_specs, finishing
 from seedx.envs import config as env_config
 from seedx.envs.processes import child, messages, restarting
 
@@ -37,7 +37,7 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
         child.end([worker])
     signature = _signatures[key]
   native = actions.Actions(config.env, signature.action)
-  spec = observations.environment_spec(
+  spec = env_specs.environment_spec(
     config, signature.observation, native.spec, native.native
   )
   return dataclasses.replace(
@@ -64,7 +64,7 @@ class ProcessEnvironment:
     restarts: restarting.Restarts | None = None,
   ) -> None:
     self.num_envs = num_envs
-    self.batch_size = observations.check_numbers(
+    self.batch_size = finishing.check_numbers(
       num_envs, batch_size, num_threads, seed
     )
     self._name, self._render = config.env, render
@@ -79,13 +79,13 @@ class ProcessEnvironment:
     try:
       signature = self._start(config, seed, num_threads)
       _check_unchanged(config, signature)
-      self.spec = observations.environment_spec(
+      self.spec = env_specs.environment_spec(
         config,
         signature.observation,
         self._native.spec,
         self._native.native,
       )
-      self._finish = observations.Finisher(config, seed, self.spec, transform)
+      self._finish = finishing.Finisher(config, seed, self.spec, transform)
     except BaseException:
       self.close()
       raise
@@ -154,7 +154,7 @@ class ProcessEnvironment:
       ValueError: the shape is wrong, a discrete action is out of range, or an
         environment is not waiting for an action.
     """
-    action = observations.checked_action(
+    action = finishing.checked_action(
       self.spec.action, self._native.spec, index, action
     )
     index = np.asarray(index, np.int32)

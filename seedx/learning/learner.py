@@ -23,7 +23,7 @@ from seedx.learning import (
   replay_source,
   updates,
 )
-from seedx.runtime import counters, hosts
+from seedx.runtime import hosts, progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +225,7 @@ class Learner:
       if micro_batches == 1
       else updates.Accumulation(on_core, self._mesh, micro_batches)
     )
-    self._skipped = counters.SkippedUpdates()
+    self._skipped = progress.SkippedUpdates()
     # Number of updates for which no host had a batch, see `together`.
     self._idle = 0
     self._pending: list[pending.Update] = []

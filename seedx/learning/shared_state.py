@@ -9,7 +9,7 @@ import numpy as np
 from seedx import types
 from seedx.agents import base
 from seedx.learning import updates
-from seedx.runtime import counters
+from seedx.runtime import progress
 
 
 class Shared:
@@ -24,7 +24,7 @@ class Shared:
   def __init__(
     self, agent: base.Agent, state: base.AgentState, device: jax.Device
   ) -> None:
-    self.learned = counters.Progress()
+    self.learned = progress.Progress()
     self._agent = agent
     self._compute = jax.jit(functools.partial(updates.compute_gradients, agent))
     self._apply = jax.jit(functools.partial(updates.apply_gradients, agent))

@@ -9,7 +9,7 @@ from dm_env import specs
 
 from seedx import types
 from seedx.envs import actions as actions_lib
-from seedx.envs import observations
+from seedx.envs import finishing
 
 CHOICE = specs.BoundedArray((), np.int64, 1, 3)
 NUMBERS = specs.BoundedArray((2, 1), np.float64, -1, [[1], [np.inf]])
@@ -105,8 +105,8 @@ def test_choices_among_numbers_are_checked(wrong):
   spec = types.HybridArray(1, [0, -1], [3, 1])
   action = np.array([[3, 9], [wrong, 0]], np.float32)
   with pytest.raises(ValueError, match="from 0 to"):
-    observations.checked_action(spec, spec, np.arange(2), action)
-  observations.checked_action(spec, spec, np.arange(1), action[:1])
+    finishing.checked_action(spec, spec, np.arange(2), action)
+  finishing.checked_action(spec, spec, np.arange(1), action[:1])
 
 
 def test_a_number_of_a_combination_becomes_the_choices():

@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from seedx import app, envs, signals, types
 from seedx.agents import a2c
-from seedx.envs import envpool_adapter, observations, process_adapter, rendering
+from seedx.envs import env_specs, envpool_adapter, process_adapter, rendering
 from seedx.envs.processes import child, messages, restarting
 from seedx.learning import learner
 from seedx.pipelines import sync
@@ -305,14 +305,14 @@ def test_a_stack_of_images_becomes_one_image(start, shape):
 )
 def test_pixels_may_have_other_dtypes_than_bytes(shape, dtype, bounds, seen):
   space = spaces.Box(*bounds, shape, np.dtype(dtype))
-  leaf = observations.leaf_spec("", shape, space.dtype, space.low, space.high)
+  leaf = env_specs.leaf_spec("", shape, space.dtype, space.low, space.high)
   action = dm_env.specs.DiscreteArray(2)
-  spec = observations.environment_spec(
+  spec = env_specs.environment_spec(
     envs.Config(), leaf, action, action
   ).observation
   assert isinstance(spec, types.ImageArray) == (seen is not None)
   assert spec.shape == (seen or shape)
-  assert spec.dtype == observations.narrowed(space.dtype)
+  assert spec.dtype == env_specs.narrowed(space.dtype)
   if seen:
     assert (spec.minimum, spec.maximum) == bounds
     assert pickle.loads(pickle.dumps(spec)) == spec

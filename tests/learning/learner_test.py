@@ -20,7 +20,7 @@ from seedx import metrics, replay, sharding, trees, types
 from seedx.agents import base, models, ppo, vtrace
 from seedx.learning import experience, learner, pending, publication, updates
 from seedx.pipelines import impala
-from seedx.runtime import counters
+from seedx.runtime import progress
 from tests import conftest, programs, running
 from tests.learning import experience_test
 
@@ -578,7 +578,7 @@ def test_all_cores_skip_an_update_that_is_not_finite_on_one():
 
 
 def test_a_learner_ends_after_many_skipped_updates_in_a_row(monkeypatch):
-  monkeypatch.setattr(counters, "_FATAL_SKIPPED", 3)
+  monkeypatch.setattr(progress, "_FATAL_SKIPPED", 3)
   learner_ = make(1)
   wrong = with_one("reward", np.nan)
   run(learner_, [wrong, wrong, unroll_of(), wrong, wrong])

@@ -16,7 +16,7 @@ from seedx.envs import functional
 from seedx.learning import learner
 from seedx.pipelines import anakin
 from seedx.pipelines.anakin import fault_counts, training
-from seedx.runtime import counters
+from seedx.runtime import progress
 
 FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
 VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "large": 3e38}
@@ -236,7 +236,7 @@ def test_a_training_that_stops_learning_ends_the_run_if_it_is_alone(capfd):
   error = capfd.readouterr().err
   assert error.count("an update of the training with seed 1 was skipped") == 1
   made = training.Training(config_of(anakin, PPO, **(options | {"seed": 3})))
-  with pytest.raises(counters.StuckError, match="100 in a row"):
+  with pytest.raises(progress.StuckError, match="100 in a row"):
     for _ in range(120):
       made.call()
 

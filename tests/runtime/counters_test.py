@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import types
-from seedx.runtime import clocks, counters
+from seedx.runtime import clocks, counters, progress
 
 FIRST, MID, LAST = (int(x) for x in dm_env.StepType)
 
@@ -241,7 +241,7 @@ def test_counts_continue_from_a_checkpoint(clock):
 
 
 def test_staleness_is_a_mean_over_the_latest_gradients():
-  learned = counters.Progress(window=2)
+  learned = progress.Progress(window=2)
   assert learned.measure() == {
     "learner_steps": 0,
     "learned_steps": 0,
@@ -259,13 +259,13 @@ def test_staleness_is_a_mean_over_the_latest_gradients():
     "loss": 1.0,
     "gradient_staleness": pytest.approx((3 * 1.0 + 5.0) / 4),
   }
-  other = counters.Progress()
+  other = progress.Progress()
   other.restore(learned.saved())
   assert (other.steps, other.learned_steps) == (5, 35.5)
 
 
 def test_only_many_skipped_updates_in_a_row_end_a_run(capfd):
-  learned = counters.Progress()
+  learned = progress.Progress()
   learned.skip(99)
   learned.check()
   learned.add(1.0, 0.0, {})
@@ -273,12 +273,12 @@ def test_only_many_skipped_updates_in_a_row_end_a_run(capfd):
   learned.skip(39)
   learned.check()
   learned.skip(1)
-  with pytest.raises(counters.StuckError, match=r"100 in a row.*new run"):
+  with pytest.raises(progress.StuckError, match=r"100 in a row.*new run"):
     learned.check()
   assert capfd.readouterr().err.count("an update was skipped") == 1
   assert learned.measure()["updates_skipped"] == 199
   assert learned.steps == 1
-  other = counters.Progress()
+  other = progress.Progress()
   other.restore(learned.saved())
   other.check()  # A resume ends a series of skipped updates.
   assert other.measure()["updates_skipped"] == 199

@@ -8,7 +8,7 @@ import dm_env
 import numpy as np
 
 from seedx import types
-from seedx.envs import actions, observations
+from seedx.envs import actions, env_specs
 from seedx.envs import config as env_config
 
 # The observation, the reward, the discount (0 if the episode terminates), and
@@ -71,7 +71,7 @@ class Leaf:
     if self.offset is not None:
       value = value - self.offset
     name = f"the observation{_path_text(self.path)}"
-    observations.check_fits(name, value, self.spec.dtype)
+    env_specs.check_fits(name, value, self.spec.dtype)
     return value
 
 
@@ -214,7 +214,7 @@ def observation_leaf(
   shape, dtype = space.shape or (), np.dtype(space.dtype)
   if dtype.kind not in "fiub":
     raise unsupported_observation(name, path, f"dtype {dtype}")
-  spec = observations.leaf_spec(
+  spec = env_specs.leaf_spec(
     str(path[-1]) if path else "observation",
     shape,
     dtype,

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from seedx import types
-from seedx.envs import actions, observations
+from seedx.envs import actions, env_specs
 from seedx.envs import config as env_config
 from seedx.envs.processes import last_info, single
 
@@ -46,7 +46,7 @@ class Single:
         f" {type(returned).__name__}"
       )
     observation, info = returned
-    self.observation, self._info_keys = observations.joined_spec(
+    self.observation, self._info_keys = env_specs.joined_spec(
       config,
       leaves,
       self.action.spec,
@@ -59,7 +59,7 @@ class Single:
     self.render_fps = float(rate) if isinstance(rate, int | float) else 0.0
     self._last_info = last_info.LastInfo(config) if config.log_info else None
     self.last_info: Sequence[float] = ()
-    self.first_observation = observations.joined(
+    self.first_observation = env_specs.joined(
       observation, info, self._info_keys
     )
 
@@ -85,7 +85,7 @@ class Single:
 
   def _joined(self, observation: Any, info: Any) -> Any:
     try:
-      return observations.joined(observation, info, self._info_keys)
+      return env_specs.joined(observation, info, self._info_keys)
     except KeyError as error:
       raise single.WrongStepError(
         f"expected info to have {error} at each step, as at the first reset,"

@@ -24,7 +24,7 @@ import tree
 
 from seedx import types
 from seedx.envs import config as env_config
-from seedx.envs import observations
+from seedx.envs import finishing
 from seedx.envs.processes import messages, single, single_dm_env
 
 _FIRST = int(dm_env.StepType.FIRST)
@@ -151,7 +151,7 @@ class _Worker:
         if isinstance(error, single.WrongStepError):
           reason = str(error)
         raise _Failure(
-          observations.failure(self._name, k, self._seed, reason)
+          finishing.failure(self._name, k, self._seed, reason)
         ) from None
     (
       shared.step_type[index],
@@ -189,7 +189,7 @@ class _Worker:
   def _render(self) -> bytes:
     try:
       frame = single.attempt(self._name, "render", self._environments[0].render)
-      frame = observations.checked_frame(frame, self._name)
+      frame = finishing.checked_frame(frame, self._name)
     except types.ConfigError as error:
       return messages.REFUSAL + str(error).encode()
     return messages.FRAME + pickle.dumps(frame)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx import trees, types
-from seedx.envs import observations
+from seedx.envs import finishing
 
 _FIRST, _LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
 _LARGEST_BIT = 30
@@ -79,7 +79,7 @@ def reason(observation: types.Tree, faults: int) -> str:
   ]
   if names:
     return f"expected finite numbers, found others in its {' and '.join(names)}"
-  return observations.NO_FIRST
+  return finishing.NO_FIRST
 
 
 def _numbers(timestep: dm_env.TimeStep) -> list[tuple[str, types.Array]]:

@@ -10,7 +10,7 @@ import tree
 
 from seedx import envs, sharding, types
 from seedx.agents import acting_step, base
-from seedx.envs import functional, observations
+from seedx.envs import env_specs, functional
 from seedx.learning import learner as learner_lib
 from seedx.learning import plans, replay_source, updates
 from seedx.on_cpu import random_keys
@@ -320,7 +320,7 @@ class Program:
     )
     env, timestep, faults = fault_counts.masked(env, timestep, fresh, previous)
     observation = tree.map_structure(
-      observations.seen, self._spec.observation, timestep.observation
+      env_specs.seen, self._spec.observation, timestep.observation
     )
     return env, timestep._replace(observation=observation), faults
 

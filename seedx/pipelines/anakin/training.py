@@ -15,12 +15,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from seedx import envs, metrics, sharding, types
 from seedx import replay as replay_lib
 from seedx.agents import base
-from seedx.envs import functional, observations
+from seedx.envs import finishing, functional
 from seedx.learning import learner as learner_lib
 from seedx.learning import plans, replay_source
 from seedx.pipelines.anakin import fault_counts
 from seedx.pipelines.anakin.program import Clock, Keys, Output, Program, State
-from seedx.runtime import clocks, counters, process, seeding
+from seedx.runtime import clocks, counters, process, progress, seeding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class Training:
     self._last = (time.monotonic(), 0)
     where = " of the training with seed {}" if num_seeds > 1 else ""
     self._skipped = [
-      counters.SkippedUpdates(where.format(k)) for k in self._returns
+      progress.SkippedUpdates(where.format(k)) for k in self._returns
     ]
     self._metrics: dict[str, float] = {}
 
@@ -281,9 +281,7 @@ class Training:
       self._one.observation, int(of_envs[training, k])
     )
     raise RuntimeError(
-      observations.failure(
-        self._config.env.env, k, seeds.take(num_envs), reason
-      )
+      finishing.failure(self._config.env.env, k, seeds.take(num_envs), reason)
       + "; --reset-faulty-envs resets such environments instead"
       + types.see("numbers-that-are-not-finite")
     )

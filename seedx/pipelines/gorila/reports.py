@@ -19,7 +19,7 @@ from seedx import replay as replay_lib
 from seedx.acting import episodes, sessions
 from seedx.agents import base
 from seedx.launch import admission
-from seedx.runtime import counters
+from seedx.runtime import progress
 from seedx.wire import serving
 
 REPORT = "report"
@@ -141,7 +141,7 @@ class Reports:
       replay: settings of each worker's replay.
       needs: needs of the agent.
     """
-    self.learned = counters.Progress()
+    self.learned = progress.Progress()
     self._connected = connected
     self._is_ready = is_ready
     self._replay = replay
