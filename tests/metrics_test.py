@@ -303,7 +303,7 @@ def test_tensorboard_has_videos_as_images(tmp_path):
 
 def test_entries_of_info_are_in_the_group_of_episodes(tmp_path):
   sink = events.TensorBoard(tmp_path)
-  line = {"info_a/b": 0.5, "evaluation_info_a/b": 0.25, "env_steps": 1}
+  line = {"env_steps": 1, "info_a/b": 0.5, "evaluation_info_a/b": 0.25}
   sink.write(line)
   sink.close()
   assert [tag for tag, *_ in read_scalars(tmp_path)] == [

@@ -116,9 +116,12 @@ def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
 def curve(
   lines: Sequence[Mapping[str, Any]], key: str, metric: str = "episode_return"
 ) -> np.ndarray:
-  """Returns a curve, `[points, 2]`, with the columns `key` and `metric`."""
+  """Returns a curve, `[points, 2]`, with the columns `key` and `metric`.
+
+  The key "env_steps" stands for the clock of the run.
+  """
   points = [
-    (line[key], line[metric])
+    (line[metrics.clock(line) if key == "env_steps" else key], line[metric])
     for line in lines
     if metrics.is_number(line.get(metric))
   ]
@@ -175,14 +178,18 @@ def _ended_early(labelled: Sequence[tuple[run_groups.Run, str]]) -> list[str]:
   ends: dict[tuple[str, str], int] = {}
   for run, label in labelled:
     key = run.env, label
-    ends[key] = max(ends.get(key, 0), run.lines[-1]["env_steps"])
+    ends[key] = max(ends.get(key, 0), _end(run))
   return [
     f"seed {run.seed} of {label:.400} ended after {steps:,} of {end:,} env"
     " steps; the mean is drawn until the shortest run's end"
     for run, label in labelled
-    if (steps := run.lines[-1]["env_steps"])
-    < _EARLY * (end := ends[run.env, label])
+    if (steps := _end(run)) < _EARLY * (end := ends[run.env, label])
   ]
+
+
+def _end(run: run_groups.Run) -> int:
+  last = run.lines[-1]
+  return int(last[metrics.clock(last)])
 
 
 def _of_seeds(panels: Mapping[str, Groups], metric: str) -> dict[str, Groups]:

@@ -395,8 +395,8 @@ def _lead(
         _begin(trainer, taken)
       if files.resumed:
         saver.restore()
-        _check_total(config, record, files, trainer.acted.env_steps)
-      steps_before = trainer.acted.env_steps
+        _check_total(config, record, files, trainer.clock.now())
+      steps_before = trainer.clock.now()
       _share_state(trainer, context.hosts)
       records.write(run_dir, record)
       sizes = scales.Check(config.agent, config.env, trainer.acted)

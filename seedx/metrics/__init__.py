@@ -1,12 +1,13 @@
 """Metrics of a run: meters that measure them, and sinks that write them.
 
-A line of metrics is a flat mapping of names to values. Every sink receives the
-line that a pipeline makes. `events` (TensorBoard's files) and `status` (a
-terminal) are not imported here, since they load tensorboardX and Rich.
+A line of metrics is a flat mapping of names to values; the first is that of the
+run's clock. Every sink receives the line that a pipeline makes. `events`
+(TensorBoard's files) and `status` (a terminal) are not imported here, since
+they load tensorboardX and Rich.
 """
 
 from seedx.metrics.console import Console
-from seedx.metrics.lines import is_number, read_lines
+from seedx.metrics.lines import clock, is_number, read_lines
 from seedx.metrics.meters import (
   MICRO_BATCHES,
   OF_INFO,
@@ -50,6 +51,7 @@ __all__ = [
   "Video",
   "Waits",
   "bottleneck",
+  "clock",
   "is_number",
   "read_lines",
 ]

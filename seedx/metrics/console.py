@@ -9,7 +9,7 @@ from typing import TextIO
 
 import numpy as np
 
-from seedx.metrics import meters, sinks
+from seedx.metrics import lines, meters, sinks
 
 # A row of the table, 79 characters wide, or longer if a message replaces the
 # bottleneck, or entries of `info` follow it.
@@ -33,7 +33,6 @@ _ROWS_PER_HEADER = 20
 _STALLED_SECONDS = 5.0
 # Share of time above which acting only waits.
 _ONLY_WAITS = 0.9
-_CLOCKS = ("env_steps", "wall_seconds", "compile_seconds")
 # For each bottleneck: the side that waits for it, and the name of the wait.
 _EVIDENCE = {
   "environments": ("acting waits for them", meters.WAIT_ENVIRONMENTS),
@@ -61,7 +60,7 @@ class Console:
     """Chooses a status or a table; shows nothing before the first line.
 
     Args:
-      total_steps: number of env steps at which the run ends.
+      total_steps: number of steps of the run's clock at which it ends.
       stream: output stream; None for stderr.
       interval_seconds: shortest time between two rows of the table. The last
         line is always printed.
@@ -79,21 +78,21 @@ class Console:
     self._clock = clock
     self._start_seconds = clock()
     self._steps_per_second: float | None = None
-    # The values of `_CLOCKS` in the line before.
+    # Steps, wall time and time to compile in the line before.
     self._clocks: list[float] | None = None
     self._others_join = others_join
-    # Env steps in the first line; above 0 if the run was resumed.
+    # Steps in the first line; above 0 if the run was resumed.
     self._first_steps: float | None = None
     self._has_learned = False
 
   def write(self, line: sinks.Line) -> None:
     """Shows a line of metrics; missing values appear as a dash."""
     if self._first_steps is None:
-      self._first_steps = _number(line, "env_steps")
+      self._first_steps = _steps(line)
     ages = ("policy_lag", "gradient_staleness")
     self._has_learned |= any(_number(line, x) is not None for x in ages)
     self._measure_rate(line)
-    is_over = (_number(line, "env_steps") or 0.0) >= self._total_steps
+    is_over = (_steps(line) or 0.0) >= self._total_steps
     learning = self._has_learned or is_over
     self._view.show(self._progress(line) if learning else self._startup(line))
 
@@ -103,19 +102,20 @@ class Console:
 
   def _measure_rate(self, line: sinks.Line) -> None:
     """Updates the rate behind the time left, without time to compile."""
-    clocks = [_number(line, name) or 0.0 for name in _CLOCKS]
-    steps, seconds, compiling = np.subtract(clocks, self._clocks or clocks)
+    seconds = _number(line, "wall_seconds"), _number(line, "compile_seconds")
+    clocks = [x or 0.0 for x in (_steps(line), *seconds)]
+    steps, wall, compiling = np.subtract(clocks, self._clocks or clocks)
     self._clocks = clocks
-    if compiling >= seconds / 2:  # Also in the first line.
+    if compiling >= wall / 2:  # Also in the first line.
       return
-    rate, past = steps / (seconds - compiling), self._steps_per_second
+    rate, past = steps / (wall - compiling), self._steps_per_second
     # A moving average, so that the time left does not jump.
     self._steps_per_second = rate if past is None else 0.7 * past + 0.3 * rate
 
   def _startup(self, line: sinks.Line) -> dict[str, str]:
     """Formats a line as `_progress` does, before the first update."""
     unknown = dict.fromkeys(("policy_lag", "left"), "-")
-    no_steps = _number(line, "env_steps") == self._first_steps
+    no_steps = _steps(line) == self._first_steps
     waits = _number(line, meters.WAIT_ENVIRONMENTS) or 0.0
     if self._others_join and no_steps:
       reason = "waiting for others to join"
@@ -131,7 +131,7 @@ class Console:
 
   def _progress(self, line: sinks.Line) -> dict[str, str]:
     """Formats a line of metrics as texts, by the keys of `_HEADER`."""
-    steps = _number(line, "env_steps") or 0.0
+    steps = _steps(line) or 0.0
     left_steps = max(self._total_steps - steps, 0.0)
     rate = self._steps_per_second
     if left_steps == 0:
@@ -214,6 +214,10 @@ def _diagnosis(line: sinks.Line) -> tuple[str, str]:
     return f"updates{remedy}", evidence
   text, name = _EVIDENCE[slowest]
   return slowest, f" ({text} {waits[name]:.0%} of the time)"
+
+
+def _steps(line: sinks.Line) -> float | None:
+  return _number(line, lines.clock(line))
 
 
 def _number(line: sinks.Line, name: str) -> float | None:

@@ -14,7 +14,7 @@ from tensorboardX import record_writer
 from tensorboardX.proto import event_pb2, plugin_hparams_pb2, summary_pb2
 
 from seedx import files
-from seedx.metrics import sinks
+from seedx.metrics import lines, sinks
 
 # The groups of metrics in TensorBoard, by prefixes of their names.
 _GROUPS = {
@@ -49,7 +49,7 @@ _RETRY_SECONDS = 10.0
 
 
 class TensorBoard:
-  """A Sink that writes TensorBoard scalars against `env_steps`."""
+  """A Sink that writes TensorBoard scalars against the run's clock."""
 
   def __init__(
     self,
@@ -73,16 +73,17 @@ class TensorBoard:
     self._retry_seconds = 0.0
 
   def write(self, line: sinks.Line) -> None:
-    """Adds every number except `env_steps`, which is the x-axis.
+    """Adds every number except the clock's, which is the x-axis.
 
     A tag is the group and the name of a metric, such as `loss/loss_value`.
     """
     if self._failure is not None and time.monotonic() < self._retry_seconds:
       raise self._failure  # Fewer retries leave fewer empty files.
+    clock = lines.clock(line)
     values = {
       name: value
       for name, value in ((name, sinks.finite(x)) for name, x in line.items())
-      if name != "env_steps" and isinstance(value, int | float)
+      if name != clock and isinstance(value, int | float)
     }
     summary = summary_pb2.Summary(
       value=[
@@ -90,7 +91,7 @@ class TensorBoard:
         for name, value in values.items()
       ]
     )
-    step = sinks.finite(line["env_steps"])
+    step = sinks.finite(line[clock])
     try:
       if self._writer is None:
         self._flushed = False

@@ -2,15 +2,14 @@
 
 import errno
 import json
+import operator
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from seedx import files
 
-# Metrics that decrease only when a run resumes from a checkpoint.
-_CLOCKS = ("env_steps", "wall_seconds")
 # Sums and squares of smaller numbers are finite.
 _MAX_NUMBER = 1e100
 _MAX_LINE_BYTES = 2**20
@@ -20,12 +19,12 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """Reads the lines of metrics that `JsonLines` wrote to a file.
 
   The run may still be training. If the run was resumed, the lines that it had
-  written after the last checkpoint are dropped, so that `env_steps` and
+  written after the last checkpoint are dropped, so that the run's clock and
   `wall_seconds` never decrease.
 
   Raises:
     OSError: the file cannot be read, or has a line of more than 1 MiB.
-    KeyError: a line has no number as `env_steps` or as `wall_seconds`.
+    KeyError: a line has no number as its clock or as `wall_seconds`.
   """
   path = pathlib.Path(path).expanduser()
   lines: list[dict[str, Any]] = []
@@ -36,22 +35,32 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         line = json.loads("{" + text.rpartition("{")[2])
       except (ValueError, RecursionError):
         continue
-      for clock in _CLOCKS:
-        if not is_number(line.get(clock)):
-          raise KeyError(clock)
-      if lines and any(line[clock] < lines[-1][clock] for clock in _CLOCKS):
-        while lines and any(
-          lines[-1][clock] >= line[clock] for clock in _CLOCKS
-        ):
+      times = _times(line)
+      if lines and any(map(operator.lt, times, _times(lines[-1]))):
+        while lines and any(map(operator.ge, _times(lines[-1]), times)):
           lines.pop()
       lines.append(line)
   return lines
+
+
+def clock(line: Mapping[str, Any]) -> str:
+  """Returns the name of the clock of a line's run: the line's first entry."""
+  return next(iter(line), "env_steps")
 
 
 def is_number(value: Any) -> bool:
   """Returns whether a value is a finite number, and not a bool."""
   is_real = isinstance(value, int | float) and not isinstance(value, bool)
   return is_real and abs(value) < _MAX_NUMBER
+
+
+def _times(line: Mapping[str, Any]) -> list[float]:
+  """Returns the metrics that decrease only when a run resumes."""
+  names = clock(line), "wall_seconds"
+  for name in names:
+    if not is_number(line.get(name)):
+      raise KeyError(name)
+  return [line[name] for name in names]
 
 
 def _complete_lines(file: IO[bytes]) -> Iterator[str]:

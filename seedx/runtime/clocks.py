@@ -1,11 +1,13 @@
-"""The clock of a run, and the time in which JAX compiles its programs."""
+"""Clocks of a run: steps, wall time, and the time in which JAX compiles."""
 
+import dataclasses
 import threading
 import time
+from collections.abc import Callable
 
 import jax
 
-from seedx import metrics
+from seedx import metrics, types
 
 # Events of JAX: tracing a function, lowering it, and compiling it or reading
 # the compiled program from JAX's cache.
@@ -13,6 +15,28 @@ _EVENTS = frozenset(
   f"/jax/core/compile/{name}_duration"
   for name in ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile")
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+  """The steps of a run: env steps, or updates of a run without environments.
+
+  Attributes:
+    name: name of the metric that counts the steps.
+    now: returns the number of steps so far; any thread may call it.
+    total: number of steps at which the run is done.
+    of: maps the saved parts of a process to their number of steps.
+  """
+
+  name: str
+  now: Callable[[], int]
+  total: float
+  of: Callable[[types.Tree], int]
+
+  @property
+  def is_over(self) -> bool:
+    """Whether the run has made all of its steps."""
+    return self.now() >= self.total
 
 
 class Compiling:

@@ -97,6 +97,16 @@ class ActingCounts:
       self._unrolls_discarded += unrolls
 
   @property
+  def clock(self) -> clocks.Clock:
+    """The clock of a run that ends after a number of env steps."""
+    return clocks.Clock(
+      "env_steps",
+      lambda: self.env_steps,
+      self._total_steps,
+      lambda saved: int(saved["acted"]["env_steps"]),
+    )
+
+  @property
   def env_steps(self) -> int:
     """The number of env steps so far; resets do not count."""
     return self._env_steps

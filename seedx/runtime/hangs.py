@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from seedx import channels, metrics, signals, types
+from seedx.runtime import clocks
 
 # Seconds without progress after which the watch records where threads are.
 _NOTE_SECONDS = 3.0
@@ -81,7 +82,7 @@ class Watch:
     self._ending = ending or signals.Ending()
     self._hang_seconds = hang_seconds
     self._leaves = leaves
-    self._env_steps: Callable[[], int] = lambda: 0
+    self._clock: clocks.Clock | None = None
     self._write: Callable[[metrics.Line], object] = lambda line: None
     self._threads: Callable[[], Mapping[int, str]] = dict
     self._first: metrics.Line | None = None
@@ -103,18 +104,18 @@ class Watch:
 
   def begin(
     self,
-    env_steps: Callable[[], int],
+    clock: clocks.Clock,
     threads: Callable[[], Mapping[int, str]],
     write: Callable[[metrics.Line], object],
   ) -> None:
     """Starts to watch.
 
     Args:
-      env_steps: returns the number of env steps so far, without waiting.
+      clock: clock of the run.
       threads: returns the names of the threads of the run by their identifiers.
       write: writes a line of metrics, without waiting.
     """
-    self._env_steps, self._threads, self._write = env_steps, threads, write
+    self._clock, self._threads, self._write = clock, threads, write
     self._written_seconds = self._moved_seconds = time.monotonic()
 
   def end(self) -> None:
@@ -173,7 +174,8 @@ class Watch:
 
   def _stalled_seconds(self) -> float:
     """Returns the seconds since the last progress; 0 before any update."""
-    progress = self._env_steps(), self._line.get("learner_steps")
+    steps = self._clock.now() if self._clock else 0
+    progress = steps, self._line.get("learner_steps")
     now = time.monotonic()
     stalled = now - self._moved_seconds
     if progress == self._progress and self._has_learned:
@@ -246,8 +248,9 @@ class Watch:
         self._ending.leave()
 
   def _rescue(self) -> None:
-    if self._line:
-      self._write({**self._late_line(), "env_steps": self._env_steps()})
+    if self._line and self._clock:
+      steps = {self._clock.name: self._clock.now()}
+      self._write({**self._late_line(), **steps})
     if self.saver is not None:
       _print(self.saver.rescue())
 

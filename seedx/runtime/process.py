@@ -28,7 +28,7 @@ class Config(abc.ABC):
 
   Attributes:
     total_steps: number of env steps to train for, including those before a
-      resume.
+      resume; of updates in a run without environments.
     seed: random seed of environments, initial parameters and sampling.
     log_seconds: seconds between two lines of metrics.
     hang_seconds: seconds without an env step or an update after which the
@@ -179,7 +179,8 @@ class Process:
       replay is filled again.
     policy: maps saved parts to acting parameters, see `base.Agent.acting`.
     measures: sources of the metrics of a line, in order.
-    done: returns whether the run has reached its end; None for `acted.is_done`.
+    own_clock: clock of the run; None for env steps.
+    done: returns whether the run has reached its end; None for the clock's.
       Unused if there are `steps`.
     threads: functions that run on threads of their own, by name.
     steps: makes the iterator of the main thread's work, which ends with the
@@ -200,6 +201,7 @@ class Process:
   begin: Callable[[types.Tree, types.Tree], None] | None = None
   replay: process_parts.Replay | None = None
   refill: Callable[[int], None] = lambda env_steps: None
+  own_clock: clocks.Clock | None = None
   done: Callable[[], bool] | None = None
   threads: Mapping[str, Callable[[], None]] = dataclasses.field(
     default_factory=dict
@@ -217,10 +219,10 @@ class Process:
     """Returns the whole state; any thread may call it."""
     return {name: part.saved() for name, part in self.parts.items()}
 
-  @staticmethod
-  def clock(saved: types.Tree) -> int:
-    """Returns a saved process's number of env steps, its checkpoint's name."""
-    return int(saved["acted"]["env_steps"])
+  @property
+  def clock(self) -> clocks.Clock:
+    """The run's clock, in whose steps checkpoints and evaluations are named."""
+    return self.own_clock or self.acted.clock
 
   def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
     """Continues from a checkpoint, without its replay; called before `run`.
@@ -238,8 +240,8 @@ class Process:
       part.restore(saved[name])
 
   def measure(self) -> dict[str, metrics.Value]:
-    """Returns a line of metrics."""
-    line: dict[str, metrics.Value] = {}
+    """Returns a line of metrics, the clock first; see `metrics.clock`."""
+    line: dict[str, metrics.Value] = {self.clock.name: self.clock.now()}
     for measured in self.measures:
       line |= measured.measure()
     return line

@@ -49,9 +49,7 @@ def run(
     return line
 
   main = {threading.get_ident(): "main"}
-  watch.begin(
-    lambda: process.acted.env_steps, lambda: main | team.identifiers(), write
-  )
+  watch.begin(process.clock, lambda: main | team.identifiers(), write)
   if process.server is not None:
     process.server.start()
   try:
@@ -149,7 +147,7 @@ def _polls(
   process: process_lib.Process, context: process_lib.Context, log_seconds: float
 ) -> Iterator[None]:
   """Yields at intervals until the other threads have done the work."""
-  done = process.done or (lambda: process.acted.is_done)
+  done = process.done or (lambda: process.clock.is_over)
   while not done():
     context.over.wait(min(log_seconds, _POLL_SECONDS))
     yield

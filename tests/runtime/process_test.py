@@ -4,20 +4,27 @@ import threading
 import time
 import types as types_lib
 
+import numpy as np
 import pytest
 
-from seedx import channels, types
+from seedx import channels, checkpoint, metrics, types
 from seedx.agents import a2c
+from seedx.app.runs import checkpointer
 from seedx.pipelines import sync
-from seedx.runtime import counters, hosts, process
+from seedx.runtime import clocks, counters, hosts, process
 from seedx.runtime import running as running_lib
 from tests import running
 
 
 def make(**fields):
   acted = counters.ActingCounts()
-  fields = {"parts": {"acted": acted}, "measures": [acted], **fields}
-  return process.Process(acted=acted, policy=lambda saved: saved, **fields)
+  fields = {
+    "parts": {"acted": acted},
+    "measures": [acted],
+    "policy": lambda saved: saved,
+    **fields,
+  }
+  return process.Process(acted=acted, **fields)
 
 
 def test_a_run_ends_when_its_work_is_done_and_all_sinks_get_its_lines():
@@ -37,7 +44,8 @@ def test_a_run_ends_when_its_work_is_done_and_all_sinks_get_its_lines():
   )
   context = process.Context()
   last = running_lib.run(made, context, sinks, log_seconds=0.05)
-  assert last == {"a": 1, "b": 2, "stalled_seconds": 0.0}
+  assert last == {"env_steps": 0, "a": 1, "b": 2, "stalled_seconds": 0.0}
+  assert metrics.clock(last) == "env_steps"
   assert sinks[0].lines == sinks[1].lines
   assert context.stop.is_set()
 
@@ -151,3 +159,39 @@ def test_the_main_thread_runs_the_steps_until_their_end_or_a_stop(maximum):
 def test_a_setting_out_of_range_is_refused(field):
   with pytest.raises(types.ConfigError, match=f"expected {field}"):
     sync.Config(agent=a2c.Config(), **{field: -1})
+
+
+def test_a_run_may_have_a_clock_of_updates(tmp_path):
+  """Without env steps, its end, checkpoints and lines follow the updates."""
+  updates = 0
+
+  def steps():
+    nonlocal updates
+    while not made.clock.is_over:
+      updates += 1
+      yield
+
+  acted = counters.ActingCounts()
+  agent = types_lib.SimpleNamespace(saved=lambda: {"steps": np.int64(updates)})
+  made = make(
+    parts={"acted": acted, "agent": agent},
+    measures=[acted],
+    steps=steps,
+    policy=lambda saved: saved["agent"],
+    own_clock=clocks.Clock(
+      "learner_steps", lambda: updates, 30, lambda x: int(x["agent"]["steps"])
+    ),
+  )
+  context = process.Context()
+  config = checkpointer.Config(keep_every_steps=10)
+  saver = checkpointer.Checkpointer(made, tmp_path, config, None)
+
+  def check():
+    saver.check()
+    saver.wait()
+
+  last = running_lib.run(made, context, [], 0.0, check)
+  saver.finish(False)
+  assert metrics.clock(last) == "learner_steps" and last["learner_steps"] == 30
+  saved = checkpoint.Checkpoints(checkpointer.directory(tmp_path)).steps()
+  assert saved == [10, 20, 30] and acted.env_steps == 0

@@ -12,7 +12,7 @@ import gymnasium
 import jax
 
 import seedx
-from seedx import envs, join, output, types
+from seedx import envs, join, metrics, output, types
 from seedx.app import compiled, devices, requests, roles, training
 from seedx.app.cli import command_line
 from seedx.app.runs import foreign_code, records, resuming, run_folders
@@ -230,7 +230,7 @@ def _result(asked: requests.Request, run: training.Run) -> list[str]:
     lines.append(
       f"interrupted; {remedy if saved else 'no checkpoint is saved'}"
     )
-  elif last["env_steps"] < asked.run.total_steps:
+  elif last[metrics.clock(last)] < asked.run.total_steps:
     lines.append(f"ended early: --stop-at {asked.files.stop_at:g} is reached")
   if not last["learner_steps"]:
     lines.append("nothing was learned: the run ended before the first update")
@@ -320,11 +320,13 @@ def _verdict(env: envs.Config, run: training.Run) -> str:
   over = f"the last {latest} episodes" if latest > 1 else "the first episode"
   # The metrics of a resumed run count all starts, except the time to compile.
   seconds = last["wall_seconds"] - run.seconds_before
-  rate = (last["env_steps"] - run.steps_before) / max(seconds, 1e-9)
+  clock = metrics.clock(last)
+  rate = (last[clock] - run.steps_before) / max(seconds, 1e-9)
   since = " since the resume" if run.steps_before else ""
   reached = (
     f"{env.env}: mean return of {over} {mean:.1f} after"
-    f" {last['env_steps']:,} env steps ({rate:,.0f} a second) in {seconds:.0f}"
+    f" {last[clock]:,} {clock.replace('_', ' ')} ({rate:,.0f} a second) in"
+    f" {seconds:.0f}"
     f" s{since}, of which JAX compiled for {last['compile_seconds']:.0f} s"
   )
   spec = gymnasium.registry.get(env.env)

@@ -198,6 +198,8 @@ class Checkpointer:
     )
     self._config = config
     self._evaluation = evaluation
+    if evaluation is not None:
+      evaluation.clock = run.clock.name
     # Held while a checkpoint is written.
     self._writing = threading.Lock()
     self._saved_seconds, self._saved_steps = time.monotonic(), 0
@@ -247,7 +249,7 @@ class Checkpointer:
     if self._thread is not None and self._thread.is_alive():
       return
     self._rate()
-    env_steps = self._run.acted.env_steps
+    env_steps = self._run.clock.now()
     if every := self._config.keep_every_steps:
       saves |= env_steps // every > self._saved_steps // every
     evaluates = self._evaluation is not None and self._evaluation.due(env_steps)
@@ -260,7 +262,8 @@ class Checkpointer:
         raise
       return  # The parameter server restarts; a later check saves.
     if self._evaluation is not None and evaluates:
-      self._evaluation.start(self._run.clock(saved), self._run.policy(saved))
+      steps = self._run.clock.of(saved)
+      self._evaluation.start(steps, self._run.policy(saved))
 
   def finish(self, interrupted: bool) -> None:
     """Saves a last checkpoint, and evaluates it unless interrupted.
@@ -280,7 +283,7 @@ class Checkpointer:
       )
       return
     self.wait()
-    env_steps = self._run.clock(saved)
+    env_steps = self._run.clock.of(saved)
     with contextlib.suppress(OSError):
       self.is_saved = env_steps in self._checkpoints.steps()
     if not self.is_saved:
@@ -311,7 +314,7 @@ class Checkpointer:
     try:
       replay = self._kept_replay()
       saved = self._run.saved()
-      env_steps = self._run.clock(saved)
+      env_steps = self._run.clock.of(saved)
       if env_steps > max([0, *self._checkpoints.steps()]):
         items = {RUN: saved, ACTING: self._acting(saved)}
         if replay is not None and has_ended:
@@ -388,12 +391,13 @@ class Checkpointer:
       saved = self._run.saved()
       fetch = replay.saved() if replay else None
     self._saved_seconds = time.monotonic()
-    self._saved_steps = self._run.acted.env_steps
+    self._saved_steps = self._run.clock.now()
     score = self._score()
     if evaluates:
       # Keeps the checkpoint until `_rate` scores it.
-      self._checkpoints.held.add(self._run.clock(saved))
+      self._checkpoints.held.add(self._run.clock.of(saved))
     items = {RUN: saved, ACTING: self._acting(saved)}
+    steps = self._run.clock.of(saved)
 
     def write() -> None:
       try:
@@ -401,7 +405,7 @@ class Checkpointer:
         if fetch is not None:
           items[REPLAY] = fetch()
         with self._writing:
-          size = self._checkpoints.save(self._run.clock(saved), items, score)
+          size = self._checkpoints.save(steps, items, score)
         self._line = {
           "checkpoint_bytes": size,
           "checkpoint_seconds": time.monotonic() - started,

@@ -72,6 +72,7 @@ class Periodic:
     words: summary of the last evaluation; empty before the first.
     videos: the newest videos, until TensorBoard's sink writes them.
     lost: number of lines and of videos that could not be written.
+    clock: name of the run's clock, the first entry of each line.
   """
 
   def __init__(
@@ -95,6 +96,7 @@ class Periodic:
     self.means: dict[int, float] = {}
     self.words = ""
     self.lost = collections.Counter[str]()
+    self.clock = "env_steps"
     self._evaluator = evaluator.Evaluator(
       run.agent.make(spec),
       evaluator.Config(env, num_episodes=config.evaluate_episodes),
@@ -186,7 +188,7 @@ class Periodic:
       recorded = self._record(env_steps, acting, seed)
       summary = statistics.summary(played.returns)
       info = statistics.info_means(self._env.log_info, played.info)
-      line = {"env_steps": env_steps, **summary, "cut": played.cut, **info}
+      line = {self.clock: env_steps, **summary, "cut": played.cut, **info}
       try:
         text = json.dumps(line) + "\n"
         self._folder.append(run_folders.EVALUATIONS, text.encode())

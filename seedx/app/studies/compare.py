@@ -202,7 +202,7 @@ def _bytes_per_step(run: trials.Result) -> float | None:
   wire_bytes = run.last.get("wire_bytes")
   if wire_bytes is None:
     return None
-  return wire_bytes / max(1, run.last["env_steps"])
+  return wire_bytes / max(1, run.steps)
 
 
 def _rate(run: trials.Result) -> float | None:
@@ -235,7 +235,7 @@ def _text(value: float | None, decimals: int) -> str:
 _Column = tuple[str, Callable[[trials.Result], float | None], int]
 _COLUMNS: Sequence[_Column] = (
   ("return", lambda run: run.last["episode_return"], 1),
-  ("env steps", lambda run: run.last["env_steps"], 0),
+  ("env steps", lambda run: run.steps, 0),
   ("seconds", lambda run: run.last["wall_seconds"], 0),
   ("compiling", lambda run: run.last.get("compile_seconds"), 0),
   ("env steps/s", _rate, 0),

@@ -328,7 +328,7 @@ def _table(ranked: Sequence[_Point], total_steps: int, score: str) -> str:
   rows = [titles, ["---"] * len(titles)]
   for point in ranked:
     last = [x.last for x in point.results]
-    steps = min(x.get("env_steps", 0) for x in last)
+    steps = min(x.steps for x in point.results)
     early = "ended early" if all(last) else "not started"
     end = "done" if steps >= total_steps else early
     errors = [x.error for x in point.results if x.error]

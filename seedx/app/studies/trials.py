@@ -91,6 +91,11 @@ class Result:
     """The last line of metrics; empty for none."""
     return self.lines[-1] if self.lines else {}
 
+  @property
+  def steps(self) -> int:
+    """The number of steps of the run's clock."""
+    return int(self.last[metrics.clock(self.last)]) if self.lines else 0
+
 
 class Running:
   """A trial in a process of its own.

@@ -13,7 +13,7 @@ from typing import Any, Self
 from ray import tune
 from ray.tune import schedulers
 
-from seedx import files, types
+from seedx import files, metrics, types
 from seedx.app.studies import trials as trials_lib
 from seedx.launch import config as launch_config
 from seedx.launch import ray_cluster
@@ -156,7 +156,7 @@ class _Trainable(tune.Trainable):
     line = next(self._lines, None)
     if line is None:
       return {**self._result, "done": True, "error": self._running.error()}
-    self._result["env_steps"] = line["env_steps"]
+    self._result["env_steps"] = line[metrics.clock(line)]
     if line[self._score] is not None:
       self._result[self._score] = line[self._score]
     return {**self._result, "done": False, "error": ""}
