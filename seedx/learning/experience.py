@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 
 from seedx import metrics, types
+from seedx.runtime import process_parts
 
 
 class Batch(NamedTuple):
@@ -67,6 +68,11 @@ class Experience(abc.ABC):
   def measure(self) -> dict[str, metrics.Value]:
     """Returns the source's fields of a line of metrics."""
     return {}
+
+  @property
+  def kept(self) -> process_parts.Replay | None:
+    """What a checkpoint stores of the source; None for nothing."""
+    return None
 
 
 class Once(Experience):

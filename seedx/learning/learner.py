@@ -20,10 +20,9 @@ from seedx.learning import (
   pending,
   plans,
   publication,
-  replay_source,
   updates,
 )
-from seedx.runtime import hosts, progress
+from seedx.runtime import hosts, process_parts, progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,10 +356,9 @@ class Learner:
     return self._acting(self.state)
 
   @property
-  def replay(self) -> replay_source.ReplaySource | None:
-    """The replay that a checkpoint saves, if the agent learns from one."""
-    source = self._source
-    return source if isinstance(source, replay_source.ReplaySource) else None
+  def replay(self) -> process_parts.Replay | None:
+    """What a checkpoint stores of the source of batches."""
+    return self._source.kept
 
   def policy(self, saved: types.Tree) -> types.Tree:
     """Computes acting parameters from the saved parts of a process."""

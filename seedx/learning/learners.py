@@ -54,7 +54,7 @@ def of(
   """
   agent = config.plan.agent(config.agent, spec, sharding.CORES)
   cores, keys = config.learner.cores(), context.keys(config.seed)
-  source = config.plan.source(agent, cores, keys.replay, acted)
+  source = config.plan.source(agent, cores, keys.replay, acted, spec)
   kind: Callable[..., learner.Learner] = learner.Learner
   if context.hosts.count > 1:
     kind = functools.partial(multihost.MultihostLearner, hosts=context.hosts)

@@ -120,7 +120,10 @@ class Plan:
     return agent
 
   def replay_of_core(
-    self, agent: base.Agent, cores: int
+    self,
+    agent: base.Agent,
+    cores: int,
+    spec: types.EnvironmentSpec | None = None,
   ) -> replay_source.CoreReplay:
     """Makes the replay of one of this process's `cores` learner cores."""
     needs, of_run = agent.needs, self.replay
@@ -135,6 +138,8 @@ class Plan:
       # None where an environment's next unroll may go to another core.
       period=None if self.num_envs and cores > 1 else self.unroll_length,
       streams=self.num_envs // self.processes,
+      agent=agent,
+      spec=spec,
     )
     return replay_source.CoreReplay(
       memory,
@@ -149,6 +154,7 @@ class Plan:
     cores: Sequence[jax.Device],
     rng_key: jax.Array,
     acted: counters.ActingCounts | None = None,
+    spec: types.EnvironmentSpec | None = None,
   ) -> experience.Experience:
     """Makes the source of the agent's batches.
 
@@ -158,6 +164,7 @@ class Plan:
       rng_key: random key with which a replay is sampled.
       acted: counts of all processes' env steps; if None, every step that an
         unroll adds counts, including resets.
+      spec: the environment's observations and actions.
     """
     if self.replay is None:
       return experience.Once()
@@ -167,7 +174,7 @@ class Plan:
     if acted is not None:
       count_steps = functools.partial(self._steps_of_process, acted)
     return replay_source.ReplaySource(
-      self.replay_of_core(agent, len(cores)),
+      self.replay_of_core(agent, len(cores), spec),
       self.replay.divided(self.processes),
       self.unroll_length,
       cores,

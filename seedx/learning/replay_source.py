@@ -200,9 +200,15 @@ class ReplaySource(experience.Experience):
     return {"replay_size": min(self._steps, self._max_steps), **sums}
 
   @property
+  def kept(self) -> "ReplaySource":
+    """What a checkpoint stores: the replays, as far as they are `kept`."""
+    return self
+
+  @property
   def num_bytes(self) -> int:
-    """Size in bytes of the replays' arrays; 0 until they are allocated."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.states))
+    """Size in bytes of the arrays to save; 0 until they are allocated."""
+    kept = map(self._core_replay.replay.kept, self.states)
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(list(kept)))
 
   def paused(self) -> contextlib.AbstractContextManager[None]:
     """Holds the replays still, so that what is saved is consistent."""
@@ -217,7 +223,9 @@ class ReplaySource(experience.Experience):
       restored = self._restored
       return lambda: restored
     state = {
-      "states": [self._copy(state) for state in self.states],
+      "states": [
+        self._copy(self._core_replay.replay.kept(x)) for x in self.states
+      ],
       "keys": [jax.random.key_data(key) for key in self._keys],
       "ahead": self._ahead,
       **self._counts(),
@@ -282,10 +290,11 @@ class ReplaySource(experience.Experience):
 
     If saved arrays do not fit, nothing is restored: all replays are empty.
     """
+    memory = self._core_replay.replay
     keys = [jax.random.key_data(key) for key in self._keys]
     has_ahead = any(name.startswith("ahead/") for name in saved)
     shapes = {
-      "states": empty,
+      "states": [*map(memory.kept, empty)],
       "keys": keys,
       "ahead": self._batch(empty, 0) if has_ahead else None,
       **self._counts(),
@@ -306,7 +315,8 @@ class ReplaySource(experience.Experience):
     self._ratio.restore(state["ratio"])
     self._steps, self._seen = int(state["steps"]), int(state["seen"])
     self._num_drawn = int(state["drawn"])
-    return self._on_cores(state["states"])
+    kept = self._on_cores(state["states"])
+    return [memory.with_kept(*x) for x in zip(empty, kept, strict=True)]
 
   def _on_cores(self, nests: Sequence[types.Tree]) -> list[types.Tree]:
     return [

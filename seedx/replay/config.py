@@ -44,6 +44,12 @@ class Replay(Protocol):
   def measure(self, state: Any) -> dict[str, jax.Array]:
     """Returns counts `[]` by name, to be summed over cores."""
 
+  def kept(self, state: Any) -> types.Tree:
+    """Returns what a checkpoint stores of a state, not recorded experience."""
+
+  def with_kept(self, state: Any, kept: Any) -> types.Tree:
+    """Returns an initial state with what a checkpoint has stored."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -74,7 +80,13 @@ class Config:
     )
 
   def make(
-    self, window: int, capacity: int, period: int | None, streams: int
+    self,
+    window: int,
+    capacity: int,
+    period: int | None,
+    streams: int,
+    agent: Any = None,
+    spec: types.EnvironmentSpec | None = None,
   ) -> Replay:
     """Makes the replay of a core.
 
@@ -85,7 +97,11 @@ class Config:
         next unroll may be in another replay.
       streams: number of environments whose unrolls arrive in any order; 0 if
         each share has one unroll of each environment, in the same order.
+      agent: the agent, an `agents.base.Agent`; with the `spec`, it determines
+        the unrolls of experience that was recorded before the run.
+      spec: the environment's observations and actions.
     """
+    del agent, spec  # All unrolls come from acting.
     return uniform.Uniform(capacity, window, period, streams)
 
   def ratio(self, learned_steps: int) -> ratios.Ratio:
@@ -133,9 +149,16 @@ class PrioritizedConfig(Config):
   importance_exponent_rise: float = types.setting(0.0, low=0.0, high=1.0)
 
   def make(
-    self, window: int, capacity: int, period: int | None, streams: int
+    self,
+    window: int,
+    capacity: int,
+    period: int | None,
+    streams: int,
+    agent: Any = None,
+    spec: types.EnvironmentSpec | None = None,
   ) -> Replay:
     """Makes the replay of a core, see `Config.make`."""
+    del agent, spec
     return prioritized.Prioritized(
       capacity,
       window,

@@ -184,6 +184,17 @@ class Prioritized:
     """Returns the number of priorities that were replaced by 0, see `add`."""
     return {"priorities_clamped": state.clamped}
 
+  def kept(self, state: PrioritizedState) -> PrioritizedState:
+    """Returns the whole state."""
+    return state
+
+  def with_kept(
+    self, state: PrioritizedState, kept: PrioritizedState
+  ) -> PrioritizedState:
+    """Returns the stored state."""
+    del state
+    return kept
+
   @property
   def _ring(self) -> uniform.Uniform:
     return uniform.Uniform(

@@ -162,6 +162,15 @@ class Uniform:
     del state
     return {}
 
+  def kept(self, state: State) -> State:
+    """Returns the whole state."""
+    return state
+
+  def with_kept(self, state: State, kept: State) -> State:
+    """Returns the stored state."""
+    del state
+    return kept
+
   def num_windows(self, state: State) -> int:
     """Returns the number of windows in an unroll."""
     return state.book.ring.length - self.window + 1

@@ -4,6 +4,7 @@ Paine et al. 2019, https://arxiv.org/abs/1909.01387, section 3.
 """
 
 import dataclasses
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -80,6 +81,12 @@ class Mixed:
   def measure(self, state):
     return {"demonstrations": state.old.ring.inserted}
 
+  def kept(self, state):
+    return state.new
+
+  def with_kept(self, state, kept):
+    return state._replace(new=kept)
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(replay.PrioritizedConfig):
@@ -143,3 +150,17 @@ def test_a_pipeline_learns_from_a_mixed_replay_given_only_its_config(
   counts = [round(-8 * lag / 10**6) for lag in lags if lag is not None]
   assert set(counts) <= set(range(9))
   assert 0 < np.mean(counts) < 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", ["sync", "anakin"])
+def test_a_checkpoint_has_the_new_experience_only(pipeline, tmp_path):
+  config = pipelines_test.config_of(pipeline, "dqn", tmp_path, 1_000)
+  mixed = Config(**pipelines_test.REPLAY, probability=0.5)
+  run = running.Own(dataclasses.replace(config, replay=mixed))
+  pipelines_test.run_all(run, run.nodes)
+  made = run.process
+  kept = made.replay.saved()() if made.replay else made.parts["agent"].saved()
+  names = {jax.tree_util.keystr(x) for x, _ in jax.tree.leaves_with_path(kept)}
+  assert any("inserted" in name for name in names)
+  assert not any(re.search(r"\.old\b", name) for name in names)

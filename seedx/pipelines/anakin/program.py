@@ -157,7 +157,21 @@ class Program:
     self._exploration = self.agent.exploration(num_envs)
     self._replay: replay_source.CoreReplay | None = None
     if plan.replay is not None:
-      self._replay = plan.replay_of_core(self.agent, len(learner.cores()))
+      cores = len(learner.cores())
+      self._replay = plan.replay_of_core(self.agent, cores, self._spec)
+
+  def kept(self, state: State) -> State:
+    """Returns what a checkpoint stores of a state."""
+    if self._replay is None:
+      return state
+    return state._replace(replay=self._replay.replay.kept(state.replay))
+
+  def with_kept(self, state: State, kept: State) -> State:
+    """Returns a state with what a checkpoint has stored."""
+    if self._replay is None:
+      return kept
+    replay = self._replay.replay.with_kept(state.replay, kept.replay)
+    return kept._replace(replay=replay)
 
   def init(self, agent: base.AgentState, keys: Keys) -> tuple[State, jax.Array]:
     """Returns the state of the training before its first rollout.

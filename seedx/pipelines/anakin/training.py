@@ -227,7 +227,7 @@ class Training:
   def saved(self) -> types.Tree:
     """Returns the state to save, with the replay; any thread may call it."""
     with self._changing:
-      state = jax.tree.map(jnp.copy, self._state)
+      state = jax.tree.map(jnp.copy, self._one.kept(self._state))
       return {
         "state": state.agent,
         "acting": state._replace(agent=()),
@@ -242,7 +242,8 @@ class Training:
 
   def restore(self, saved: types.Tree) -> None:
     """Continues from a saved state."""
-    state = saved["acting"]._replace(agent=saved["state"])
+    acting = saved["acting"]._replace(agent=saved["state"])
+    state = self._one.with_kept(self._state, acting)
     # Copies, because the program donates its arguments.
     state = jax.tree.map(jnp.array, state)
     self._state = self._put(state, self._state_specs)
