@@ -153,6 +153,24 @@ def _is_forbidden(module, name):
   return other[0] > floor or across
 
 
+def _room(module):
+  """Returns a package of seedx; in the application, a package or module."""
+  parts = module.split(".")
+  return ".".join(parts[: 3 if parts[:2] == ["seedx", "app"] else 2])
+
+
+def test_no_two_rooms_import_each_other():
+  modules = dict(_modules())
+  pairs = set()
+  for module, path in modules.items():
+    for name in _imports(path.read_text()):
+      other = name if name in modules else name.rpartition(".")[0]
+      if other in modules and other != "seedx":
+        pairs.add((_room(module), _room(other)))
+  assert ("seedx.app.cli", "seedx.app.settings") in pairs
+  assert not [x for x in pairs if x[0] < x[1] and x[::-1] in pairs]
+
+
 def test_imports_only_go_down_the_floors():
   forbidden = {}
   for module, path in _modules():
