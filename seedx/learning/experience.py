@@ -71,7 +71,7 @@ class Experience(abc.ABC):
 
   @property
   def kept(self) -> process_parts.Replay | None:
-    """What a checkpoint stores of the source; None for nothing."""
+    """The part that a checkpoint stores; None for nothing."""
     return None
 
 

@@ -357,7 +357,7 @@ class Learner:
 
   @property
   def replay(self) -> process_parts.Replay | None:
-    """What a checkpoint stores of the source of batches."""
+    """The part of the source of batches that a checkpoint stores."""
     return self._source.kept
 
   def policy(self, saved: types.Tree) -> types.Tree:

@@ -201,7 +201,7 @@ class ReplaySource(experience.Experience):
 
   @property
   def kept(self) -> "ReplaySource":
-    """What a checkpoint stores: the replays, as far as they are `kept`."""
+    """The replays, as far as they are `kept`."""
     return self
 
   @property

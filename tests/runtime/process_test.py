@@ -162,7 +162,7 @@ def test_a_setting_out_of_range_is_refused(field):
 
 
 def test_a_run_may_have_a_clock_of_updates(tmp_path):
-  """Without env steps, its end, checkpoints and lines follow the updates."""
+  """The end, the checkpoints and the lines of the run follow the updates."""
   updates = 0
 
   def steps():
