@@ -28,11 +28,11 @@ def keeping(process, *args, **options):
 def result(process):
   saved = process.saved()
   digest = hashlib.sha256()
-  for leaf in jax.tree.leaves(saved["agent"]["state"]):
+  for leaf in jax.tree.leaves(saved["agent"]):
     digest.update(np.asarray(leaf).tobytes())
   return {
     "digest": digest.hexdigest(),
-    "updates": int(saved["agent"]["state"].updates),
+    "updates": int(saved["agent"].updates),
     "env_steps": process.acted.env_steps,
     "first_seeds": int(saved["seeds"]),
   }

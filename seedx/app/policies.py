@@ -16,10 +16,15 @@ import numpy as np
 from seedx import checkpoint, envs, files, replay, types
 from seedx.agents import acting_step, base
 from seedx.app import devices, requests
-from seedx.app.runs import checkpointer, foreign_code, records, spaces
+from seedx.app.runs import (
+  checkpointer,
+  foreign_code,
+  records,
+  saved_agents,
+  spaces,
+)
 from seedx.app.settings import configs, experiments, opponents
 from seedx.envs import actions as actions_lib
-from seedx.pipelines import anakin
 from seedx.runtime import process
 
 
@@ -262,15 +267,20 @@ def load(
   like = jax.eval_shape(
     lambda key: agent.acting(agent.init(key)), jax.random.key(0)
   )
-  _check_seed_index(config, seed_index)
+  num_seeds = _num_seeds(config, seed_index)
+
+  def read(step: int) -> types.Tree:
+    if not seed_index:
+      return checkpoints.restore(step, checkpointer.ACTING, like)
+    of_run: Any = config  # Only some pipelines have several seeds.
+    scheduled = of_run.plan.agent(of_run.agent, spec)
+    state = saved_agents.restored(
+      checkpoints, step, scheduled, num_seeds, seed_index
+    )
+    return scheduled.acting(state)
+
   env_steps, acting = checkpointer.first_whole(
-    checkpoints,
-    lambda: checkpointer.chosen(checkpoints, str(which)),
-    lambda step: (
-      _of_training(checkpoints, step, config, spec, seed_index)
-      if seed_index
-      else checkpoints.restore(step, checkpointer.ACTING, like)
-    ),
+    checkpoints, lambda: checkpointer.chosen(checkpoints, str(which)), read
   )
   return Policy(
     directory=directory,
@@ -285,46 +295,19 @@ def load(
   )
 
 
-def _check_seed_index(config: process.Config, index: int) -> None:
-  """Raises types.ConfigError if a run has no training with this index."""
-  num_seeds = config.num_seeds if isinstance(config, anakin.Config) else 1
+def _num_seeds(config: process.Config, index: int) -> int:
+  """Returns the number of trainings of a run.
+
+  Raises:
+    types.ConfigError: there is none with this index.
+  """
+  num_seeds: int = getattr(config, "num_seeds", 1)
   if not 0 <= index < num_seeds:
     raise types.ConfigError(
       f"expected a seed_index of 0 to {num_seeds - 1}, since this run has"
       f" {num_seeds} {'seed' if num_seeds == 1 else 'seeds'}, found {index}"
     )
-
-
-def _of_training(
-  checkpoints: checkpoint.Checkpoints,
-  env_steps: int,
-  config: process.Config,
-  spec: types.EnvironmentSpec,
-  index: int,
-) -> types.Tree:
-  """Returns the acting parameters of one of several trainings.
-
-  A checkpoint has only those of the first training by themselves.
-
-  Raises:
-    checkpoint.Damaged: the checkpoint is damaged, or too large for memory.
-    types.ConfigError: its arrays are not those of the agent.
-  """
-  assert isinstance(config, anakin.Config)
-  agent = config.plan.agent(config.agent, spec)  # With the run's schedules.
-  keys = jax.random.split(jax.random.key(0), config.num_seeds)
-  # A new lambda, since JAX does not trace the same function again.
-  shapes = jax.eval_shape(lambda keys: jax.vmap(agent.init)(keys), keys)
-  arrays = checkpointer.arrays(checkpoints, env_steps, checkpointer.RUN)
-  prefix = "agent/state/"
-  states = {
-    name.removeprefix(prefix): array
-    for name, array in arrays.items()
-    if name.startswith(prefix)
-  }
-  where = f"checkpoint {env_steps} in {str(checkpoints.directory)!r}"
-  state = checkpoint.like(states, shapes, where)
-  return agent.acting(jax.tree.map(lambda x: x[index], state))
+  return num_seeds
 
 
 def _config(saved: records.Record) -> process.Config:

@@ -362,7 +362,7 @@ class Learner:
 
   def policy(self, saved: types.Tree) -> types.Tree:
     """Computes acting parameters from the saved parts of a process."""
-    return self.acting(saved["agent"]["state"])
+    return self.acting(saved["agent"])
 
   def measure(self) -> dict[str, metrics.Value]:
     """Returns the learner's fields of a line of metrics."""
@@ -377,7 +377,7 @@ class Learner:
       **self.blocking.measure(),
     }
 
-  def saved(self) -> types.Tree:
+  def saved(self) -> process_parts.Saved:
     """Returns the newest computed state for a checkpoint, with its counts.
 
     It waits up to two seconds for a running update. An update that takes longer
@@ -399,8 +399,7 @@ class Learner:
       learned += weight
       if update.has_batch:
         uncounted = uncounted[0] + weight / batches, uncounted[1] + 1
-    return {
-      "state": sharding.local(state),
+    counts = {
       "rng_key": self._rng_key,
       "steps": np.int64(steps - idle),
       "learned_steps": np.float64(learned),
@@ -408,23 +407,25 @@ class Learner:
       "uncounted_batches": np.int64(uncounted[1]),
       "updates_skipped": np.int64(skipped),
     }
+    return process_parts.Saved(sharding.local(state), counts)
 
-  def restore(self, saved: types.Tree) -> None:
+  def restore(self, saved: process_parts.Saved) -> None:
     """Restores what `saved` returned, before learning starts."""
-    self._state = sharding.replicate(saved["state"], self._mesh)
-    self._rng_key = np.asarray(saved["rng_key"])
-    self.version = int(saved["steps"])
-    self.learned_steps = float(saved["learned_steps"])
-    self._skipped.updates = int(saved["updates_skipped"])
-    steps, batches = saved["uncounted_steps"], saved["uncounted_batches"]
+    state, counts = saved
+    self._state = sharding.replicate(state, self._mesh)
+    self._rng_key = np.asarray(counts["rng_key"])
+    self.version = int(counts["steps"])
+    self.learned_steps = float(counts["learned_steps"])
+    self._skipped.updates = int(counts["updates_skipped"])
+    steps, batches = counts["uncounted_steps"], counts["uncounted_batches"]
     self._uncounted = float(steps), int(batches)
-    self._source.resume(self.version, float(saved["state"].resets))
+    self._source.resume(self.version, float(state.resets))
     self.publish()
 
   def leave_out(self, updates: float) -> None:
     """Moves the restored schedules; see `base.AgentState.leave_out`."""
     saved = self.saved()
-    self.restore(saved | {"state": saved["state"].leave_out(updates)})
+    self.restore(saved._replace(agent=saved.agent.leave_out(updates)))
 
   def begin(self, params: types.Tree, statistics: types.Tree) -> None:
     """Replaces the initial state before learning starts; see `base.begin`."""

@@ -9,7 +9,7 @@ import numpy as np
 from seedx import types
 from seedx.agents import base
 from seedx.learning import updates
-from seedx.runtime import progress
+from seedx.runtime import process_parts, progress
 
 
 class Shared:
@@ -75,14 +75,15 @@ class Shared:
 
   def begin(self, params: types.Tree, statistics: types.Tree) -> None:
     """Replaces the initial state before learning starts; see `base.begin`."""
-    self.restore(base.begin(self._agent, params, statistics))
+    state = base.begin(self._agent, params, statistics)
+    self.restore(process_parts.Saved(state, ()))
 
-  def saved(self) -> base.AgentState:
+  def saved(self) -> process_parts.Saved:
     """Returns the state for a checkpoint."""
-    return self.newest()[0]
+    return process_parts.Saved(self.newest()[0], ())
 
-  def restore(self, saved: base.AgentState) -> None:
+  def restore(self, saved: process_parts.Saved) -> None:
     """Restores what `saved` returned."""
     with self._lock:
-      self._state = jax.device_put(saved, self._device)
-      self._version = int(saved.updates)
+      self._state = jax.device_put(saved.agent, self._device)
+      self._version = int(saved.agent.updates)

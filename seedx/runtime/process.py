@@ -21,6 +21,9 @@ from seedx.runtime import clocks, counters, process_parts, seeding
 from seedx.runtime import hosts as hosts_lib
 from seedx.wire import serving
 
+# Names in a checkpoint of the agent's state and its counts.
+_AGENT, _COUNTS = "agent", "learner"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(abc.ABC):
@@ -167,9 +170,9 @@ class Process:
 
   Attributes:
     acted: counts of env steps and episodes.
-    parts: parts that a checkpoint saves, by name; `acted` is one of them. A
-      part whose state is in other processes also has `form()`, which returns
-      the state's shapes.
+    parts: parts that a checkpoint saves, by name. They are `acted`, `agent`,
+      which saves a `process_parts.Saved`, and others. A part whose state is in
+      other processes also has `form()`, which returns the state's shapes.
     begin: takes parameters and statistics that replace the initial ones, see
       `base.begin`; called before the process runs. None if unsupported.
     replay: replay that the run learns from; None if there is none. The replay
@@ -216,8 +219,11 @@ class Process:
   close: Callable[[], None] = lambda: None
 
   def saved(self) -> types.Tree:
-    """Returns the whole state; any thread may call it."""
-    return {name: part.saved() for name, part in self.parts.items()}
+    """Returns the whole state; any thread may call it.
+
+    In every pipeline, `agent` is a `base.AgentState`, and `learner` its counts.
+    """
+    return _divided({name: part.saved() for name, part in self.parts.items()})
 
   @property
   def clock(self) -> clocks.Clock:
@@ -231,13 +237,18 @@ class Process:
       load: maps a nest with the shapes of `saved` to the saved nest.
     """
     saved = load(
-      {
-        name: getattr(part, "form", part.saved)()
-        for name, part in self.parts.items()
-      }
+      _divided(
+        {
+          name: getattr(part, "form", part.saved)()
+          for name, part in self.parts.items()
+        }
+      )
     )
     for name, part in self.parts.items():
-      part.restore(saved[name])
+      state = saved[name]
+      if name == _AGENT:
+        state = process_parts.Saved(state, saved[_COUNTS])
+      part.restore(state)
 
   def measure(self) -> dict[str, metrics.Value]:
     """Returns a line of metrics, the clock first; see `metrics.clock`."""
@@ -245,3 +256,10 @@ class Process:
     for measured in self.measures:
       line |= measured.measure()
     return line
+
+
+def _divided(saved: dict[str, types.Tree]) -> dict[str, types.Tree]:
+  """Returns what parts have saved, with the agent's counts beside it."""
+  if _AGENT not in saved:
+    return saved
+  return saved | {_AGENT: saved[_AGENT].agent, _COUNTS: saved[_AGENT].counts}

@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from seedx import metrics, types
+from seedx.agents import base
 
 
 class Part(Protocol):
@@ -21,6 +22,18 @@ class Part(Protocol):
 
   def restore(self, saved: types.Tree) -> None:
     """Continues from a saved state; called before the process runs."""
+
+
+class Saved(NamedTuple):
+  """What the part `agent` of a process saves.
+
+  Attributes:
+    agent: state of the agent; the leaves of several trainings are stacked.
+    counts: the rest, such as the number of updates that were skipped.
+  """
+
+  agent: base.AgentState
+  counts: types.Tree
 
 
 class Meter(Protocol):

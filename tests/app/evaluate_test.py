@@ -649,7 +649,7 @@ def test_wrong_options_are_refused_in_one_line(
 @pytest.mark.parametrize(
   ("values", "reason"),
   [
-    ({"format": 99}, "expected a run of format 5"),
+    ({"format": 99}, "expected a run of format 6"),
     ({"experiment": "json:EXPERIMENT"}, "with an EXPERIMENT that can be"),
     ({"experiment": None, "agent": "mine:Agent"}, "config of this run"),
     ({}, "expected a checkpoint"),

@@ -419,20 +419,21 @@ def test_a_restored_learner_continues_exactly(num_cores):
   learner_.learn(batch)
   saved = jax.device_get(learner_.saved())
   steps = num_env_steps(unroll_of()) + num_env_steps(unroll_of(5))
-  assert (saved["learned_steps"], saved["updates_skipped"]) == (steps, 1)
+  counts = saved.counts
+  assert (counts["learned_steps"], counts["updates_skipped"]) == (steps, 1)
   source = mock.Mock(wraps=experience.Once())
   other = learner.Learner(
     agent_of(), config_of(num_cores), source, jax.random.key(99)
   )
   other.restore(saved)
-  source.resume.assert_called_once_with(3, saved["state"].resets)
+  source.resume.assert_called_once_with(3, saved.agent.resets)
   assert (other.version, other.learned_steps) == (3, steps)
-  assert other.saved()["updates_skipped"] == 1
+  assert other.saved().counts["updates_skipped"] == 1
   acting, version = other.newest()
   assert version == 3
   chex.assert_trees_all_equal(acting, jax.device_get(learner_.acting()))
   chex.assert_trees_all_equal(
-    other.policy({"agent": saved}), jax.device_get(learner_.acting())
+    other.policy({"agent": saved.agent}), jax.device_get(learner_.acting())
   )
   lines = [run(x, [unroll_of(), unroll_of(5)]) for x in (learner_, other)]
   check = chex.assert_trees_all_equal if num_cores == 2 else assert_close
@@ -453,7 +454,8 @@ def test_an_update_that_hangs_or_fails_is_not_saved(how, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(pending, "is_ready", lambda nest: False)
     learner_.learn(batch)
-  assert learner_.saved()["steps"] == saved_before["steps"] + 1
+  steps = saved_before.counts["steps"] + 1
+  assert learner_.saved().counts["steps"] == steps
   failure = jax.errors.JaxRuntimeError("INTERNAL: lost")
   wait = mock.Mock(side_effect=failure if how == "fails" else None)
   leaf = mock.Mock(is_ready=lambda: how == "fails", block_until_ready=wait)
@@ -587,8 +589,8 @@ def test_a_learner_ends_after_many_skipped_updates_in_a_row(monkeypatch):
     run(learner_, [wrong, wrong])
   learner_.finish()
   saved = learner_.saved()
-  chex.assert_trees_all_equal(saved["state"], state_before)
-  assert saved["updates_skipped"] >= 5
+  chex.assert_trees_all_equal(saved.agent, state_before)
+  assert saved.counts["updates_skipped"] >= 5
 
 
 # New priorities

@@ -131,7 +131,7 @@ def test_runs_from_the_same_start_or_checkpoint_are_bitwise_equal(name):
   equal(train_from(made, first, updates + 6), last)
   if CELLS[name][1] is PRIORITIZED:
     # Updates change the priorities of stored windows.
-    one, other = (x["agent"]["acting"].replay.tree[0] for x in (first, last))
+    one, other = (x["learner"]["acting"].replay.tree[0] for x in (first, last))
     assert np.any((one > 0) & (one != other))
 
 
@@ -148,12 +148,12 @@ def test_ten_updates_are_the_same_as_in_sync(name):
   train(other, 10)
   expected = other.measure()
   assert line["learner_steps"] == expected["learner_steps"] >= 10
-  params = state["agent"]["state"].params
+  params = state["agent"].params
   if num_seeds > 1:
     params = jax.tree.map(lambda x: x[-1], params)
   chex.assert_trees_all_close(
     params,
-    jax.device_get(other.saved())["agent"]["state"].params,
+    jax.device_get(other.saved())["agent"].params,
     rtol=2e-3,
     atol=2e-5,
   )
@@ -179,10 +179,10 @@ def test_eight_devices_compute_the_gradients_of_one():
   agent = a2c.Config(transformation=lambda: optax.sgd(0.1), **SMALL)
   config = config_of(anakin, agent, devices=8, num_envs=16)
   training = training_lib.Training(config)
-  before = jax.device_get(training.saved()["state"])
+  before = jax.device_get(training.saved().agent)
   unroll = unrolled(training)
   training.call()
-  after = jax.device_get(training.saved()["state"])
+  after = jax.device_get(training.saved().agent)
   one = config.plan.agent(agent, envs.spec(CARTPOLE))
   single, _ = jax.jit(one.update)(before, jax.random.key(0), unroll)
   chex.assert_trees_all_close(after.params, single.params, rtol=1e-4, atol=1e-6)

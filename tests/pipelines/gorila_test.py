@@ -13,7 +13,13 @@ import pytest
 from seedx import envs, replay, types, wire
 from seedx.acting import sessions
 from seedx.agents import base, dqn
-from seedx.pipelines.gorila import parameter_server, reports, worker
+from seedx.launch import admission
+from seedx.pipelines.gorila import (
+  parameter_server,
+  reports,
+  saved_shards,
+  worker,
+)
 from seedx.runtime import counters, memory, process, seeding
 from tests import running
 from tests.acting import sessions_test
@@ -23,7 +29,7 @@ UPDATES, STEPS = 7, 100
 
 
 def restored(tmp_path, total_steps=10**9):
-  """Returns a run that resumes from a checkpoint, and its shards' states."""
+  """Returns a run that resumes from a checkpoint, and its agent's state."""
   config = pipelines_test.config_of("gorila", "dqn", tmp_path, total_steps)
   run = running.Running(config, actors=0)
   agent = config.agent.make(envs.spec(config.env), None, config.plan.horizon)
@@ -34,13 +40,14 @@ def restored(tmp_path, total_steps=10**9):
     running.copied(agent.start(jax.numpy.asarray(vector[part]), UPDATES))
     for part in parameter_server.parts(size, 2)
   ]
+  state = run.process.parts["agent"]._joined(shards)
 
   def load(like):
     counts = like["acted"] | {"env_steps": np.int64(STEPS)}
-    return like | {"agent": shards, "acted": counts}
+    return like | {"agent": state, "acted": counts}
 
   run.process.restore(load)
-  return run, shards
+  return run, state
 
 
 class Serving:
@@ -77,7 +84,7 @@ def open_reports(run, client):
 
 
 def test_workers_are_refused_until_the_servers_are_restored(tmp_path):
-  run, shards = restored(tmp_path)
+  run, state = restored(tmp_path)
   run.process.refill(STEPS)
   with run, wire.Client(run.config.address) as client:
     with pytest.raises(wire.WireError, match="being restored") as caught:
@@ -89,24 +96,23 @@ def test_workers_are_refused_until_the_servers_are_restored(tmp_path):
     assert caught.value.code is wire.StatusCode.UNAVAILABLE
     with Serving(run):
       run.wait_for(run.process.parts["agent"].are_ready)
-      states = run.process.saved()["agent"]
+      saved = run.process.saved()["agent"]
       # Each of the two workers fills its replay again with 40 env steps.
-      shards = [x.leave_out(2 * 40 / 8) for x in shards]
-      chex.assert_trees_all_equal(states, shards)
-      assert states[0].clock == UPDATES + 10
-      assert [state.updates for state in states] == [UPDATES] * 2
+      chex.assert_trees_all_equal(saved, state.leave_out(2 * 40 / 8))
+      assert saved.clock == UPDATES + 10
+      assert saved.updates == UPDATES
       assert open_reports(run, client).welcome["first_seed"] == 0
     run.stop.set()
 
 
 def test_a_finished_run_that_resumes_restores_the_servers(tmp_path):
   """The run could not save parameters at its end if nothing were restored."""
-  run, shards = restored(tmp_path, total_steps=STEPS)
+  run, state = restored(tmp_path, total_steps=STEPS)
   with run:
     run.wait_for(lambda: run.sink.lines)
     with Serving(run):
       run.main.join(300)
-      chex.assert_trees_all_equal(run.process.saved()["agent"], shards)
+      chex.assert_trees_all_equal(run.process.saved()["agent"], state)
   assert run.sink.lines[-1]["env_steps"] == STEPS
 
 
@@ -286,3 +292,28 @@ def test_skipped_gradients_are_reported_and_many_in_a_row_end_the_run(tmp_path):
   reported.count(zeros._replace(skipped=np.int32(1)))
   with pytest.raises(RuntimeError, match="in 100 in a row"):
     made.run()
+
+
+def test_a_checkpoint_does_not_depend_on_the_number_of_servers(tmp_path):
+  config = pipelines_test.config_of("gorila", "dqn", tmp_path, 1_000)
+  agent = config.agent.make(envs.spec(config.env), None, config.plan.horizon)
+  size = parameter_server.num_params(agent)
+  vector = np.random.default_rng(0).normal(size=size).astype(np.float32)
+
+  def shards(number):
+    addresses = admission.Addresses(number)
+    return saved_shards.SavedShards(agent, addresses, threading.Event())
+
+  states = [
+    agent.start(vector[part], UPDATES + k)
+    for k, part in enumerate(parameter_server.parts(size, 2))
+  ]
+  whole = shards(2)._joined(states)
+  like = jax.eval_shape(agent.init, jax.random.key(0))
+  chex.assert_trees_all_equal_shapes_and_dtypes(whole.params, like.params)
+  assert whole.updates == UPDATES  # Of the shard that has made the fewest.
+  of_three = shards(3)._divided(whole)
+  assert [len(x.params) for x in of_three] == [
+    x.stop - x.start for x in parameter_server.parts(size, 3)
+  ]
+  chex.assert_trees_all_equal(shards(3)._joined(of_three), whole)

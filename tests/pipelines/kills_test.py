@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from seedx import checkpoint, types
 from seedx.app import training
 from seedx.app.runs import checkpointer
 from seedx.learning import replay_source
-from seedx.runtime import process
+from seedx.runtime import process, process_parts
 from tests import running
 from tests.pipelines import pipelines_test
 
@@ -148,12 +149,12 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
   # Before Gorila moves its schedules past the refilling of its replays.
   def restore_and_record(self, load) -> None:
     restore(self, load)
-    parts = self.parts
-    remote = {"agent"} if pipeline == "gorila" else set()
-    nest = {k: parts[k].saved() for k in parts.keys() - remote}
-    # The states that the parameter servers will receive.
-    nest |= {k: parts[k]._restored for k in remote}
-    record(run=nest)
+    parts = dict(self.parts)
+    if pipeline == "gorila":
+      # The state that the parameter servers will receive.
+      state = process_parts.Saved(parts["agent"]._restored, ())
+      parts["agent"] = mock.Mock(saved=lambda: state)
+    record(run=dataclasses.replace(self, parts=parts).saved())
 
   begin = replay_source.ReplaySource._begin
 

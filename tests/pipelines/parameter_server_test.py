@@ -16,6 +16,7 @@ from seedx import envs, types, wire
 from seedx.agents import base, dqn
 from seedx.launch import admission
 from seedx.pipelines.gorila import parameter_server, saved_shards
+from seedx.runtime import process_parts
 from seedx.wire import serving
 from tests import fakes, running
 
@@ -285,10 +286,10 @@ def test_a_restore_is_repeated_if_the_server_stops_meanwhile(
   with Servers(tmp_path, agent, SIZE, 1) as servers:
     addresses = admission.Addresses(1, servers.addresses)
     states = saved_shards.SavedShards(agent, addresses, threading.Event())
-    states.restore([start])
+    states.restore(process_parts.Saved(start, ()))
     states.give_restored()
     assert states.are_ready()
-    (state,) = states.saved()
+    state = states.saved().agent
   np.testing.assert_array_equal(state.params, start.params)
   assert state.updates == 3
 

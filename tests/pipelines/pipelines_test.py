@@ -327,9 +327,9 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(
   assert last["learned_steps"] < 0.9 * last["env_steps"]
   assert np.isfinite(last["loss" if replayed else "loss_value"])
   assert not trees.non_finite(jax.tree.leaves(made.process.policy(saved)))
-  part = saved["learned" if pipeline == "a3c" else "agent"]
+  part = saved["learned" if pipeline == "a3c" else "learner"]
   assert part["updates_skipped"] == last["updates_skipped"]
-  state = saved["agent"] if pipeline == "a3c" else part["state"]
+  state = saved["agent"]
   assert not trees.non_finite(jax.tree.leaves(state))
   assert state.updates == last["learner_steps"]
 

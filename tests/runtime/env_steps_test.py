@@ -135,7 +135,7 @@ def test_schedules_and_ratios_follow_env_steps(
   assert TOTAL_STEPS <= env_steps <= TOTAL_STEPS + BATCH_STEPS + remote
   if pipeline == "anakin":
     learner = made.process.parts["agent"]
-    counted = np.asarray(learner.saved()["acting"].env.steps)
+    counted = np.asarray(learner.saved().counts["acting"].env.steps)
     # Steps before the first unroll with windows do not count.
     remote = learner._one.past * len(counted)
   else:
@@ -167,7 +167,7 @@ def test_schedules_and_ratios_follow_env_steps(
       )
   parts = made.process.parts
   if "learned" not in parts:
-    clock = parts["agent"].saved()["state"].clock * update
+    clock = parts["agent"].saved().agent.clock * update
     assert clock == pytest.approx(last["learned_steps"], abs=1)
 
 

@@ -11,7 +11,7 @@ from seedx import channels, checkpoint, metrics, types
 from seedx.agents import a2c
 from seedx.app.runs import checkpointer
 from seedx.pipelines import sync
-from seedx.runtime import clocks, counters, hosts, process
+from seedx.runtime import clocks, counters, hosts, process, process_parts
 from seedx.runtime import running as running_lib
 from tests import running
 
@@ -172,14 +172,16 @@ def test_a_run_may_have_a_clock_of_updates(tmp_path):
       yield
 
   acted = counters.ActingCounts()
-  agent = types_lib.SimpleNamespace(saved=lambda: {"steps": np.int64(updates)})
+  agent = types_lib.SimpleNamespace(
+    saved=lambda: process_parts.Saved({"params": 1.0}, np.int64(updates))
+  )
   made = make(
     parts={"acted": acted, "agent": agent},
     measures=[acted],
     steps=steps,
     policy=lambda saved: saved["agent"],
     own_clock=clocks.Clock(
-      "learner_steps", lambda: updates, 30, lambda x: int(x["agent"]["steps"])
+      "learner_steps", lambda: updates, 30, lambda x: int(x["learner"])
     ),
   )
   context = process.Context()

@@ -18,6 +18,7 @@ from seedx import types, wire
 from seedx.app import certificates
 from seedx.launch import admission
 from seedx.pipelines.gorila import saved_shards
+from seedx.runtime import process_parts
 from seedx.wire import authentication, reconnect
 from seedx.wire import serving as server_lib
 from tests.pipelines import parameter_server_test
@@ -253,7 +254,7 @@ def test_a_foreign_certificate_of_a_parameter_server_is_reported(
   with serving(server_of(files["strangers"])) as (address, calls):
     addresses = admission.Addresses(1, [address], ours)
     shards = saved_shards.SavedShards(agent, addresses, threading.Event(), ours)
-    shards.restore([start])
+    shards.restore(process_parts.Saved(start, ()))
     with pytest.raises(wire.WireError, match=MISTAKES["authority"]):
       shards.give_restored()
   assert f"learner: {address}: " in capfd.readouterr().err

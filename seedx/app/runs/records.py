@@ -17,7 +17,7 @@ from seedx.app.settings import configs, experiments, wording
 
 C = TypeVar("C")
 # Only run directories of this format can be read.
-FORMAT = 5
+FORMAT = 6
 # Limits of config.json: bytes; characters of a name, or elements of a list.
 _MAX_BYTES = 2**20
 _MAX_LENGTH = 4096
@@ -325,6 +325,7 @@ def foreign(
   writer = f"seedx {seedx}" if isinstance(seedx, str) else "another program"
   return types.ConfigError(
     f"expected a run of format {FORMAT} in {str(path)!r}, found {problem},"
-    f" which {writer} wrote; read it with that version, or train again"
+    f" which {writer} wrote; read it with that version, or train again, since"
+    " --init-from takes only runs of this format"
     f"{types.see('a-run-of-another-format')}"
   )

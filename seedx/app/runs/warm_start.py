@@ -19,18 +19,10 @@ import numpy as np
 
 from seedx import checkpoint, envs, trees, types
 from seedx.agents import base, rewards
-from seedx.app.runs import checkpointer, records
+from seedx.app.runs import checkpointer, records, saved_agents
 from seedx.app.settings import configs, wording
 from seedx.runtime import process
 
-# Where the items of a checkpoint have an `AgentState`, by pipeline, or acting
-# parameters, by agent.
-_PLACES = (
-  (checkpointer.RUN, "agent/state/"),
-  (checkpointer.RUN, "agent/"),
-  (checkpointer.ACTING, ""),
-  (checkpointer.ACTING, "variables/"),
-)
 _PARAMS, _STATISTICS = "params", "statistics"
 
 Arrays = Mapping[str, Any]
@@ -168,29 +160,15 @@ def _read(
 ) -> Arrays:
   """Returns parameters and statistics of a checkpoint by path.
 
-  The acting parameters of several seeds are those of the first.
+  The parameters of several seeds are those of the first.
 
   Raises:
-    types.ConfigError: the checkpoint is damaged or has no such arrays.
+    types.ConfigError: the checkpoint is damaged.
   """
-  has_seeds = saved.options.get("num_seeds", 1) != 1
-  items: dict[str, Arrays] = {}
-  for item, prefix in _PLACES:
-    if item == checkpointer.RUN and has_seeds:
-      continue
-    if item not in items:
-      items[item] = checkpointer.arrays(checkpoints, env_steps, item)
-    arrays = {
-      name.removeprefix(prefix): array
-      for name, array in items[item].items()
-      if re.match(rf"{prefix}({_PARAMS}|{_STATISTICS})(/|$)", name)
-    }
-    if any(name.partition("/")[0] == _PARAMS for name in arrays):
-      return arrays
-  raise types.ConfigError(
-    f"expected parameters by name in checkpoint {env_steps} of"
-    f" {str(checkpoints.directory)!r}, found none; choose another run"
-  )
+  num_seeds = saved.options.get("num_seeds", 1)
+  arrays = saved_agents.arrays(checkpoints, env_steps, num_seeds)
+  names = (_PARAMS, _STATISTICS)
+  return {k: x for k, x in arrays.items() if k.partition("/")[0] in names}
 
 
 def _expected(config: process.Config) -> types.Tree:

@@ -20,7 +20,14 @@ from seedx.learning import learner as learner_lib
 from seedx.learning import plans, replay_source
 from seedx.pipelines.anakin import fault_counts
 from seedx.pipelines.anakin.program import Clock, Keys, Output, Program, State
-from seedx.runtime import clocks, counters, process, progress, seeding
+from seedx.runtime import (
+  clocks,
+  counters,
+  process,
+  process_parts,
+  progress,
+  seeding,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,17 +226,16 @@ class Training:
 
   def policy(self, saved: types.Tree) -> types.Tree:
     """Returns a saved process's acting parameters, of its first seed."""
-    agent = saved["agent"]["state"]
+    agent = saved["agent"]
     if self._config.num_seeds > 1:
       agent = jax.tree.map(lambda x: x[0], agent)
     return self._acting(agent)
 
-  def saved(self) -> types.Tree:
+  def saved(self) -> process_parts.Saved:
     """Returns the state to save, with the replay; any thread may call it."""
     with self._changing:
       state = jax.tree.map(jnp.copy, self._one.kept(self._state))
-      return {
-        "state": state.agent,
+      counts = {
         "acting": state._replace(agent=()),
         "clock": Clock(*map(np.int64, self._clock)),
         "ratio": self._ratio.saved() if self._ratio else {},
@@ -239,24 +245,26 @@ class Training:
         "updates_skipped": np.int64(self._num_skipped),
         "returns": {str(k): x.saved() for k, x in self._returns.items()},
       }
+    return process_parts.Saved(state.agent, counts)
 
-  def restore(self, saved: types.Tree) -> None:
+  def restore(self, saved: process_parts.Saved) -> None:
     """Continues from a saved state."""
-    acting = saved["acting"]._replace(agent=saved["state"])
+    agent, counts = saved
+    acting = counts["acting"]._replace(agent=agent)
     state = self._one.with_kept(self._state, acting)
     # Copies, because the program donates its arguments.
     state = jax.tree.map(jnp.array, state)
     self._state = self._put(state, self._state_specs)
-    self._clock = Clock(*map(np.int32, saved["clock"]))
+    self._clock = Clock(*map(np.int32, counts["clock"]))
     if self._ratio:
-      self._ratio.restore(saved["ratio"])
-    self._rolled_out = int(saved["rolled_out"])
-    self._env_steps = int(saved["env_steps"])
+      self._ratio.restore(counts["ratio"])
+    self._rolled_out = int(counts["rolled_out"])
+    self._env_steps = int(counts["env_steps"])
     self._last = (time.monotonic(), self._env_steps)
-    self._learned_steps = float(saved["learned_steps"])
-    self._skipped[0].updates = int(saved["updates_skipped"])
+    self._learned_steps = float(counts["learned_steps"])
+    self._skipped[0].updates = int(counts["updates_skipped"])
     for seed, returns in self._returns.items():
-      returns.restore(saved["returns"][str(seed)])
+      returns.restore(counts["returns"][str(seed)])
 
   def _started(self, agent: base.AgentState) -> State:
     """Returns the initial state of all trainings with these agents."""

@@ -1,21 +1,24 @@
 """The states of all parameter servers, for checkpoints."""
 
 import contextlib
-import dataclasses
+import functools
 import math
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.flatten_util
+import jax.numpy as jnp
 import numpy as np
 
 from seedx import types, wire
 from seedx.agents import base
 from seedx.launch import admission
 from seedx.pipelines.gorila import parameter_server
+from seedx.runtime import process_parts
 
 # Codes of a server that has not started yet, or has died during the call.
 _TEMPORARY = (wire.StatusCode.UNAVAILABLE, wire.StatusCode.CANCELLED)
@@ -50,56 +53,64 @@ class SavedShards:
     self._addresses = addresses
     self._stop = stop
     self._security = security
-    # The states that the servers have yet to receive.
-    self._restored: Sequence[base.AgentState] | None = None
-    # The states of the servers at the end of the run.
-    self._last: list[base.AgentState] | None = None
+    # The state that the servers have yet to receive.
+    self._restored: base.AgentState | None = None
+    # The state of the servers at the end of the run.
+    self._last: base.AgentState | None = None
 
-  def form(self) -> list[base.AgentState]:
-    """Returns the shapes of each shard's state."""
-    return self._form
+  def form(self) -> process_parts.Saved:
+    """Returns the shapes of the state of all shards together."""
+    zeros = [
+      jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), form)
+      for form in self._form
+    ]
+    return process_parts.Saved(self._joined(zeros), ())
 
-  def saved(self) -> list[base.AgentState]:
-    """Fetches the states of all shards, one after the other.
+  def saved(self) -> process_parts.Saved:
+    """Fetches the states of all shards, one after the other, and joins them.
+
+    If their numbers of updates differ, the smallest is saved.
 
     Raises:
       wire.WireError: UNAVAILABLE, a server does not answer, or its shard is
         empty; try again.
     """
     if self._last is not None:
-      return self._last
+      return process_parts.Saved(self._last, ())
     if not self.are_ready():
       raise wire.WireError(
         wire.StatusCode.UNAVAILABLE, "the servers are being restored"
       )
-    return [
+    states = [
       jax.tree.unflatten(
         jax.tree.structure(form),
         self._call(k, parameter_server.SAVE, ()),
       )
       for k, form in enumerate(self._form)
     ]
+    return process_parts.Saved(self._joined(states), ())
 
   def fetch_last(self) -> None:
     """Fetches the last states, because servers end when the learner does."""
     with contextlib.suppress(wire.WireError):  # `saved` tries again.
-      self._last = self.saved()
+      self._last = self.saved().agent
 
-  def restore(self, saved: Sequence[base.AgentState]) -> None:
-    """Takes the states that `give_restored` will send to the servers."""
-    self._restored = saved
+  def restore(self, saved: process_parts.Saved) -> None:
+    """Takes the state that `give_restored` will send to the servers."""
+    self._restored = saved.agent
 
   def leave_out(self, updates: float) -> None:
     """Moves the restored schedules; see `base.AgentState.leave_out`."""
     assert self._restored is not None
-    self.restore([state.leave_out(updates) for state in self._restored])
+    self._restored = self._restored.leave_out(updates)
 
   def begin(self, params: types.Tree, statistics: types.Tree) -> None:
     """Replaces the servers' initial states; see `base.begin`."""
     vector, _ = jax.flatten_util.ravel_pytree(params)
-    self.restore(
-      [base.begin(self._agent, vector[x], statistics) for x in self._parts]
-    )
+    states = [
+      base.begin(self._agent, vector[x], statistics) for x in self._parts
+    ]
+    self._restored = self._joined(states)
 
   def are_ready(self) -> bool:
     """Returns whether no state is left to send to the servers."""
@@ -118,7 +129,7 @@ class SavedShards:
     security_check = wire.SecurityCheck("learner", self._security)
     while self._restored is not None and not self._stop.is_set():
       try:
-        for k, state in enumerate(self._restored):
+        for k, state in enumerate(self._divided(self._restored)):
           leaves = tuple(map(np.asarray, jax.tree.leaves(state)))
           self._call(k, parameter_server.RESTORE, leaves)
         self._restored = None
@@ -133,18 +144,35 @@ class SavedShards:
           patient_until = math.inf
         self._stop.wait(_RETRY_SECONDS)
 
-  def acting(self, states: Sequence[base.AgentState]) -> types.Tree:
-    """Returns the acting parameters, from the states of all shards."""
-    agent = self._agent
-    assert agent.start is not None
-    like = jax.eval_shape(agent.init, jax.random.key(0)).params
+  def acting(self, state: base.AgentState) -> types.Tree:
+    """Returns the acting parameters of a state."""
+    return self._agent.acting(state)
+
+  def _joined(self, states: Sequence[base.AgentState]) -> base.AgentState:
+    """Returns the state of the whole agent, with parameters by name.
+
+    What shards have in common, such as counts, is that of the oldest state.
+    """
+    like = jax.eval_shape(self._agent.init, jax.random.key(0)).params
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
     _, unravel = jax.flatten_util.ravel_pytree(zeros)
-    vector = np.concatenate([np.asarray(state.params) for state in states])
-    updates = min(int(state.updates) for state in states)
-    whole = agent.start(unravel(jax.numpy.asarray(vector)), updates)
-    resets = min(jax.numpy.asarray(state.resets) for state in states)
-    return agent.acting(dataclasses.replace(whole, resets=resets))
+
+    def join(form: Any, common: Any, *parts: Any) -> Any:
+      return unravel(jnp.concatenate(parts)) if form.ndim else common
+
+    oldest = min(states, key=lambda state: int(state.updates))
+    return jax.tree.map(join, self._form[0], oldest, *states)
+
+  def _divided(self, state: base.AgentState) -> list[base.AgentState]:
+    """Returns the state of each shard."""
+
+    def divide(form: Any, nest: Any, part: slice) -> Any:
+      return jax.flatten_util.ravel_pytree(nest)[0][part] if form.ndim else nest
+
+    return [
+      jax.tree.map(functools.partial(divide, part=part), form, state)
+      for form, part in zip(self._form, self._parts, strict=True)
+    ]
 
   def _address(self, shard: int) -> str:
     try:

@@ -137,9 +137,9 @@ def test_a_training_that_a_run_lacks_is_refused(tmp_path):
 def test_a_state_of_other_shapes_is_refused(tmp_path):
   config = config_of("ppo")
   made, saved = begun(config)
-  state = saved["agent"]["state"]
+  state = saved["agent"]
   fewer = jax.tree.map(lambda x: np.asarray(x)[:2], state)
-  broken = {**saved, "agent": {**saved["agent"], "state": fewer}}
+  broken = {**saved, "agent": fewer}
   run = write(tmp_path / "run", config, made, broken)
   policies.load(run)
   with pytest.raises(types.ConfigError, match=r"expected .* of shape"):

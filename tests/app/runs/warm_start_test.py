@@ -74,10 +74,7 @@ def learned(config):
   """Returns a process that has not run, its state, and its parameters."""
   made = config.learn(process.Context())
   part = made.parts["agent"]
-  state = made.saved()["agent"] if not hasattr(part, "form") else None
-  if isinstance(state, dict):
-    state = state["state"]
-  return made, state
+  return made, None if hasattr(part, "form") else made.saved()["agent"]
 
 
 def write(path, config, saved=None, acting=None, *, score=7.5, steps=1_000):
@@ -104,7 +101,6 @@ def assert_begins(config, path, expected):
   made, before = learned(config)
   made.begin(taken.params, taken.statistics)
   after = made.saved()["agent"]
-  after = after["state"] if isinstance(after, dict) else after
   chex.assert_trees_all_equal(after.params, expected)
   chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
   chex.assert_trees_all_equal(
@@ -148,7 +144,7 @@ def test_target_parameters_are_equal_to_those_taken(pipeline, tmp_path):
 
 
 def test_gorila_takes_and_gives_parameters(tmp_path):
-  """Its checkpoints hold them by server, in one vector each."""
+  """Its servers hold them in one vector each, its checkpoints by name."""
   _, state = learned(config_of("apex", seed=9))
   path = write(tmp_path / "run", config_of("apex", seed=9))
   config = config_of("gorila")
@@ -157,9 +153,9 @@ def test_gorila_takes_and_gives_parameters(tmp_path):
   made.begin(taken.params, taken.statistics)
   shards = made.parts["agent"]
   assert not shards.are_ready()  # The servers do not have them yet.
-  states = shards._restored
-  chex.assert_trees_all_equal_shapes_and_dtypes(states, shards.form())
-  saved = {"agent": states, "acted": made.acted.saved()}
+  restored = shards._restored
+  chex.assert_trees_all_equal_shapes_and_dtypes(restored, shards.form().agent)
+  saved = {"agent": restored, "acted": made.acted.saved()}
   chex.assert_trees_all_equal(made.policy(saved).variables.params, state.params)
   back = write(tmp_path / "back", config, saved, made.policy(saved))
   chex.assert_trees_all_equal(
@@ -173,7 +169,7 @@ def test_all_seeds_begin_with_the_parameters_of_the_first(tmp_path):
   # Such a run's state has an axis of seeds, and its acting parameters do not.
   source, acting = config_of("anakin", num_seeds=3), made.policy(made.saved())
   by_seed = jax.tree.map(lambda x: np.stack([0 * x, x, x]), state)
-  saved = {"agent": {"state": by_seed}}
+  saved = {"agent": by_seed}
   path = write(tmp_path / "run", source, saved, acting)
   of_two = jax.tree.map(lambda x: np.stack([x, x]), state.params)
   made, *_ = assert_begins(config_of("anakin", num_seeds=2), path, of_two)
@@ -195,7 +191,7 @@ def test_statistics_of_observations_are_taken_and_those_of_rewards_are_not(
   )
   saved = made.saved()
   state = dataclasses.replace(state, statistics=statistics)
-  saved["agent"] = {**saved["agent"], "state": state}
+  saved["agent"] = state
   path = write(tmp_path / "run", source, saved, made.policy(saved))
   for agent in (normalizing, both):
     config = config_of("sync", agent=agent)
@@ -288,7 +284,7 @@ def test_parameters_that_are_not_finite_are_refused(tmp_path):
   saved = made.saved()
   wrong = jax.tree.map(lambda x: np.full_like(x, np.nan), state.params)
   state = dataclasses.replace(state, params=wrong)
-  saved["agent"] = {**saved["agent"], "state": state}
+  saved["agent"] = state
   path = write(tmp_path / "run", config, saved, made.policy(saved))
   with pytest.raises(types.ConfigError, match="a NaN or an infinity in params"):
     take(config, path)
