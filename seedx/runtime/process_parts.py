@@ -25,7 +25,7 @@ class Part(Protocol):
 
 
 class Saved(NamedTuple):
-  """What the part `agent` of a process saves.
+  """The saved state of the part `agent` of a process.
 
   Attributes:
     agent: state of the agent; the leaves of several trainings are stacked.

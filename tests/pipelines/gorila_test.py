@@ -311,7 +311,7 @@ def test_a_checkpoint_does_not_depend_on_the_number_of_servers(tmp_path):
   whole = shards(2)._joined(states)
   like = jax.eval_shape(agent.init, jax.random.key(0))
   chex.assert_trees_all_equal_shapes_and_dtypes(whole.params, like.params)
-  assert whole.updates == UPDATES  # Of the shard that has made the fewest.
+  assert whole.updates == UPDATES  # Those of the older shard.
   of_three = shards(3)._divided(whole)
   assert [len(x.params) for x in of_three] == [
     x.stop - x.start for x in parameter_server.parts(size, 3)
