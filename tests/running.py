@@ -77,6 +77,10 @@ class Own:
     return self._served(protocol.ACT).__self__._acting.devices
 
   @property
+  def leases(self):
+    return self._served(protocol.ACT).__self__.leases
+
+  @property
   def unrolls(self):
     """The receiver of unrolls from unroll actors."""
     return self._served(unroll_messages.EXPERIENCE).__self__
@@ -237,7 +241,7 @@ class Spy:
 
 
 def key_of(session):
-  return jax.random.fold_in(jax.random.key(0), session.first_seed)
+  return jax.random.fold_in(jax.random.key(0), session.lease.first_seed)
 
 
 def copied(nest):

@@ -15,14 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import metrics, sharding, types, wire
-from seedx.acting import (
-  batcher,
-  decoder,
-  protocol,
-  slot_table,
-  thin_actor,
-  unroll_store,
-)
+from seedx.acting import batcher, decoder, protocol, thin_actor, unroll_store
 from seedx.agents import acting_step, base
 from seedx.on_cpu import random_keys
 from seedx.runtime import counters
@@ -235,7 +228,6 @@ class Inference:
 
   Attributes:
     sizes: sizes of the device's batches and store.
-    slots: slots of the store, leased to sessions.
     received: decoder of the actors' messages, which checks and counts them.
     env: `[slots]` int32, the seed of the environment in each leased slot; all
       environments have different seeds.
@@ -260,7 +252,6 @@ class Inference:
     replies: batcher.Replies,
   ) -> None:
     self.sizes = sizes
-    self.slots = slot_table.Slots(sizes.layout.num_slots)
     self.env = np.zeros(sizes.layout.num_slots, np.int32)
     inputs, self._outputs = layouts
     self.received = decoder.Decoder(

@@ -1,12 +1,11 @@
 """The learner's server of thin actors: receives time steps, sends actions."""
 
+import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from seedx.acting import decoder, inference, protocol, slot_table
+from seedx.acting import decoder, inference, leases, protocol
 from seedx.runtime import counters, seeding
 from seedx.wire import serving
 
@@ -15,6 +14,9 @@ class InferenceServer:
   """Server that opens a session for each thin actor.
 
   The session is on the inference device with the largest number of free slots.
+
+  Attributes:
+    leases: leases of the slots; each device has a pool.
   """
 
   def __init__(
@@ -23,28 +25,19 @@ class InferenceServer:
     seeds: seeding.Seeds,
     acted: counters.ActingCounts,
   ) -> None:
+    sizes = [x.sizes.layout.num_slots for x in acting.devices]
+    self.leases = leases.Leases(sizes, seeds, acted)
     self._acting = acting
-    self._seeds = seeds
-    self._acted = acted
-    self._lock = threading.Lock()
 
   def bind(self, server: serving.Server) -> None:
     """Binds the stream `protocol.ACT`."""
     server.bind_batched(protocol.ACT, self.open, *self._acting.layouts)
 
   def open(self, hello: Mapping[str, Any]) -> "Session":
-    """Leases n slots to an actor whose hello is `{"num_envs": n}`.
-
-    Raises:
-      wire.Refusal: the hello is malformed, or no device has n free slots.
-    """
-    devices = self._acting.devices
-    num_envs = slot_table.wanted(hello, devices[0].sizes.layout.num_slots)
-    with self._lock:
-      device = max(devices, key=lambda x: x.slots.free)
-      slots = device.slots.take(num_envs)
-    first_seed = self._seeds.take(num_envs)
-    return Session(device, slots, first_seed, self._acted.env_steps)
+    """Opens a session, see `leases.Leases.open`."""
+    lease = self.leases.open(hello)
+    device = self._acting.devices[lease.pool]
+    return Session(device, lease, functools.partial(self.leases.close, lease))
 
 
 class Session:
@@ -57,15 +50,15 @@ class Session:
   def __init__(
     self,
     device: inference.Inference,
-    slots: np.ndarray,
-    first_seed: int,
-    env_steps: int,
+    lease: leases.Lease,
+    free: Callable[[], None],
   ) -> None:
-    self.welcome = {"first_seed": first_seed, "env_steps": env_steps}
+    self.welcome = lease.welcome
     self._inference = device
-    self._slots = slots
-    device.env[slots] = first_seed + np.arange(len(slots))
-    device.received.join(slots)
+    self._slots = lease.slots
+    self._free = free
+    device.env[lease.slots] = lease.envs
+    device.received.join(lease.slots)
     self._lock = threading.Lock()
     # Whether a message is unanswered.
     self._busy = False
@@ -100,4 +93,4 @@ class Session:
 
   def _release(self) -> None:
     self._inference.received.leave(self._slots)
-    self._inference.slots.give_back(self._slots)
+    self._free()

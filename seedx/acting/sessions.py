@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from seedx import envs, metrics, wire
-from seedx.acting import episodes, slot_table
+from seedx.acting import episodes, leases
 from seedx.runtime import counters, seeding
 
 
@@ -17,9 +17,7 @@ class Session:
   """The session of an actor that computes actions itself.
 
   Attributes:
-    slots: `[N]` int32 slots of the actor's environments.
-    first_seed: seed of environment 0; environment k has `first_seed + k`.
-    env_steps: env steps of the run at the start of the session.
+    lease: slots and seeds of the actor's environments.
     exploration: `[N]`, exploration of each environment, see `types.Inputs`.
     episodes: episodes of the environments.
     environments: counter of the environments' experience.
@@ -27,9 +25,7 @@ class Session:
       the learner.
   """
 
-  slots: np.ndarray
-  first_seed: int
-  env_steps: int
+  lease: leases.Lease
   exploration: np.ndarray
   episodes: episodes.Episodes
   environments: counters.Environments
@@ -38,15 +34,15 @@ class Session:
   @property
   def welcome(self) -> dict[str, Any]:
     """The first message to the actor."""
-    return {
-      "first_seed": self.first_seed,
-      "env_steps": self.env_steps,
-      "exploration": self.exploration.tolist(),
-    }
+    return {**self.lease.welcome, "exploration": self.exploration.tolist()}
 
 
 class Sessions:
-  """The sessions of all connected actors; thread-safe."""
+  """The sessions of all connected actors; thread-safe.
+
+  Attributes:
+    leases: leases of the slots.
+  """
 
   def __init__(
     self,
@@ -56,12 +52,11 @@ class Sessions:
     env: envs.Config,
   ) -> None:
     """Makes a free slot for each element of the `[slots]` exploration."""
+    self.leases = leases.Leases([len(exploration)], seeds, acted)
     self._acted = acted
     self._exploration = exploration
     self._reported = counters.explores_least(exploration)
     self._returns_are_sums = envs.returns_are_sums(env)
-    self._slots = slot_table.Slots(len(exploration))
-    self._seeds = seeds
     self._lock = threading.Lock()
     self._open: set[Session] = set()
     self._waits: list[tuple[float, float]] = [(0.0, 0.0)]
@@ -72,16 +67,12 @@ class Sessions:
     Raises:
       wire.Refusal: the hello is malformed, or fewer than n slots are free.
     """
-    num_envs = slot_table.wanted(hello, len(self._exploration))
-    slots = self._slots.take(num_envs)
-    first_seed = self._seeds.take(num_envs)
+    lease = self.leases.open(hello)
     session = Session(
-      slots,
-      first_seed,
-      self._acted.env_steps,
-      self._exploration[slots],
-      episodes.Episodes(num_envs, self._returns_are_sums),
-      self._acted.join(self._reported[slots]),
+      lease,
+      self._exploration[lease.slots],
+      episodes.Episodes(len(lease.slots), self._returns_are_sums),
+      self._acted.join(self._reported[lease.slots]),
     )
     with self._lock:
       self._open.add(session)
@@ -91,7 +82,7 @@ class Sessions:
     """Frees an actor's slots."""
     with self._lock:
       self._open.discard(session)
-    self._slots.give_back(session.slots)
+    self.leases.close(session.lease)
     session.environments.leave()
 
   def count(
@@ -133,7 +124,7 @@ class Sessions:
 
 def check_rows(session: Session, rows: int) -> None:
   """Raises wire.Refusal unless a message has a row for each environment."""
-  num_envs = len(session.slots)
+  num_envs = len(session.lease.slots)
   if rows != num_envs:
     raise wire.invalid(
       f"a message of all {num_envs} environments", f"one of {rows}"

@@ -158,10 +158,8 @@ class _Session:
     self._server = server
     self._session = session
     self._period = period
-    # The environments' seeds, which also identify them in `types.Share`.
-    self._envs = session.first_seed + np.arange(
-      len(session.slots), dtype=np.int32
-    )
+    # The environments' seeds also identify them in `types.Share`.
+    self._envs = session.lease.envs
     self._messages = 0
     # `[S, L - period]` step types with which the next unrolls begin.
     self._overlap: np.ndarray | None = None

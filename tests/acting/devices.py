@@ -8,7 +8,7 @@ import dm_env
 import numpy as np
 
 from seedx import envs, types, wire
-from seedx.acting import decoder, inference_server, protocol, slot_table
+from seedx.acting import decoder, inference_server, protocol
 from seedx.runtime import counters, seeding
 from seedx.wire import serving
 
@@ -24,7 +24,6 @@ class Device:
 
   def __init__(self, sizes, acted, layouts):
     self.sizes = sizes
-    self.slots = slot_table.Slots(sizes.layout.num_slots)
     self.env = np.zeros(sizes.layout.num_slots, np.int32)
     inputs, self._outputs = layouts
     self.received = decoder.Decoder(

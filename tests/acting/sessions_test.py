@@ -48,8 +48,8 @@ def test_the_welcome_has_the_first_seed_and_the_exploration():
   first.environments.add(40, slice(None), *nothing)
   assert acted.env_steps == 40
   second = actors.open({"num_envs": 5})
-  np.testing.assert_array_equal(first.slots, [0, 1])
-  np.testing.assert_array_equal(second.slots, [2, 3, 4, 5, 6])
+  np.testing.assert_array_equal(first.lease.slots, [0, 1])
+  np.testing.assert_array_equal(second.lease.slots, [2, 3, 4, 5, 6])
   assert second.welcome == {
     "first_seed": 2,
     "env_steps": 40,
@@ -80,7 +80,7 @@ def test_a_refused_actor_leases_no_slots(hello, code, reason):
     actors.open(hello)
   assert caught.value.code is wire.StatusCode[code]
   np.testing.assert_array_equal(
-    actors.open({"num_envs": 5}).slots, [3, 4, 5, 6, 7]
+    actors.open({"num_envs": 5}).lease.slots, [3, 4, 5, 6, 7]
   )
 
 
@@ -89,9 +89,9 @@ def test_freed_slots_are_leased_again_with_new_seeds():
   closed, _ = actors.open({"num_envs": 3}), actors.open({"num_envs": 5})
   actors.close(closed)
   session = actors.open({"num_envs": 3})
-  np.testing.assert_array_equal(session.slots, closed.slots)
+  np.testing.assert_array_equal(session.lease.slots, closed.lease.slots)
   np.testing.assert_array_equal(session.exploration, closed.exploration)
-  assert session.first_seed == 8
+  assert session.lease.first_seed == 8
 
 
 CALLS = st.lists(
@@ -113,16 +113,18 @@ def test_no_slot_has_two_leases_and_no_seed_occurs_twice(calls):
     if kind == "close" and number < len(connected):
       actors.close(connected.pop(number))
     elif kind == "open":
-      free = NUM_ENVS - sum(len(session.slots) for session in connected)
+      free = NUM_ENVS - sum(len(session.lease.slots) for session in connected)
       if number > free:
         with pytest.raises(wire.Refusal, match=f"at most {free} env"):
           actors.open({"num_envs": number})
         continue
       session = actors.open({"num_envs": number})
-      assert len(session.slots) == number
+      assert len(session.lease.slots) == number
       connected.append(session)
-      seeds += range(session.first_seed, session.first_seed + number)
-    taken = [slot for session in connected for slot in session.slots]
+      seeds += range(
+        session.lease.first_seed, session.lease.first_seed + number
+      )
+    taken = [slot for session in connected for slot in session.lease.slots]
     assert len(taken) == len(set(taken))
     assert set(taken) <= set(range(NUM_ENVS))
   assert len(seeds) == len(set(seeds))

@@ -164,7 +164,7 @@ class Serving:
 
   @property
   def free_slots(self):
-    return self.unrolls.sessions._slots.free
+    return self.unrolls.sessions.leases.free[0]
 
   def programs(self, agent=None, period=PERIOD, num_slots=3):
     """Returns the programs of an actor, by default with the server's agent."""

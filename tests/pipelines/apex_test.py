@@ -134,9 +134,9 @@ def test_the_epsilon_ladder_spans_the_environments_of_all_actors(ran):
     for message in spy.of(session):
       np.testing.assert_array_equal(
         message.unroll.inputs.exploration,
-        np.broadcast_to(ladder[session.slots, None], (ENVS, T + N_STEP)),
+        np.broadcast_to(ladder[session.lease.slots, None], (ENVS, T + N_STEP)),
       )
-  slots = np.concatenate([session.slots for session in spy.sessions])
+  slots = np.concatenate([session.lease.slots for session in spy.sessions])
   assert sorted(slots) == list(range(2 * ENVS))
 
 

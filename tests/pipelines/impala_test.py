@@ -132,11 +132,11 @@ def test_lines_have_the_bytes_sent_and_the_shares_of_waits(ran):
 def test_each_actor_has_its_own_slots_and_seeds(ran):
   run, spy = ran
   first, second = spy.sessions
-  slots = np.concatenate([first.slots, second.slots])
+  slots = np.concatenate([first.lease.slots, second.lease.slots])
   assert sorted(slots) == list(range(2 * ENVS))
-  assert abs(first.first_seed - second.first_seed) >= ENVS
+  assert abs(first.lease.first_seed - second.lease.first_seed) >= ENVS
   for session in spy.sessions:
-    environment = envs.make(run.config.env, ENVS, seed=session.first_seed)
+    environment = envs.make(run.config.env, ENVS, seed=session.lease.first_seed)
     environment.reset()
     inputs = spy.of(session)[0].unroll.inputs
     np.testing.assert_array_equal(
@@ -144,7 +144,7 @@ def test_each_actor_has_its_own_slots_and_seeds(ran):
       environment.recv().timestep.observation,
     )
     environment.close()
-  assert run.unrolls.sessions._slots.free == 3 * ENVS
+  assert run.unrolls.sessions.leases.free == [3 * ENVS]
 
 
 def test_all_cores_have_the_same_parameters(ran):
@@ -256,10 +256,10 @@ def test_a_new_actor_takes_a_killed_actors_slots_with_other_seeds(
     run.wait_for_more_steps(1_000)
   assert run.sink.lines[-1]["learner_steps"] > 10
   assert f"actor {victim.pid} died with status -9" in capfd.readouterr().err
-  slots = [tuple(session.slots) for session in spy.sessions]
+  slots = [tuple(session.lease.slots) for session in spy.sessions]
   assert slots[0] != slots[1]
   assert slots[2] in slots[:2]
-  seeds = sorted(session.first_seed for session in spy.sessions)
+  seeds = sorted(session.lease.first_seed for session in spy.sessions)
   assert np.all(np.diff(seeds) >= len(slots[0]))
   # The new actor begins with a reset, and with the newest parameters.
   message = spy.of(spy.sessions[2])[0]

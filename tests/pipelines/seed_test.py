@@ -116,9 +116,9 @@ def on_many_cores(folder, **changes):
 @pytest.mark.slow
 def test_many_cores_act_and_learn(tmp_path):
   with running.Running(on_many_cores(tmp_path, total_steps=1_000)) as run:
-    run.wait_for(lambda: all(x.slots.free == 0 for x in run.inferences))
+    run.wait_for(lambda: not any(run.leases.free))
   assert run.sink.lines[-1]["learner_steps"] > 10
-  assert [device.slots.free for device in run.inferences] == [ENVS] * 2
+  assert run.leases.free == [ENVS] * 2
 
 
 @pytest.mark.long
@@ -159,7 +159,7 @@ def training(tmp_path_factory):
 
 
 def _is_free(run):
-  return run.inferences[0].slots.free == ENVS
+  return run.leases.free[0] == ENVS
 
 
 @contextlib.contextmanager
