@@ -45,6 +45,7 @@ _GROUPS: Mapping[str, Sequence[str]] = {
     "scale",
     "not_here",
     "internals",
+    "libraries",
     "changelog",
     "contributing",
     "security",

@@ -13,7 +13,7 @@ from seedx.runtime import counters, seeding
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lease:
-  """What an actor with N environments holds while it is connected.
+  """The slots and seeds of an actor with N environments while it is connected.
 
   Attributes:
     pool: index of the pool of the slots.

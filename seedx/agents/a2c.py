@@ -30,6 +30,7 @@ class Config(policy_gradient.Config):
     return dataclasses.replace(
       super().for_continuous(),
       learning_rate=1e-3,
+      # With 0.95, one seed in three does not learn Pendulum.
       discount=0.9,
       normalize_observations=True,
     )

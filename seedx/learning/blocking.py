@@ -83,7 +83,11 @@ class Blocking:
         self._alone = self._alone[0] + 1, self._alone[1] + seconds
 
   def _advised(self) -> int | None:
-    """Returns the least number of micro-batches that at most doubles a wait."""
+    """Returns the least number of micro-batches that at most doubles a wait.
+
+    It is advised, not set: sums in another order would make runs with the same
+    seed differ, and the update would be compiled again.
+    """
     with self._lock:
       alone, alone_seconds = self._alone
       behind, behind_seconds = self._behind

@@ -1,6 +1,7 @@
 """A learner that makes the same updates as the learners of other hosts.
 
-With each update, the hosts also sum their reports, see `runtime.hosts`.
+With each update, the hosts also sum their reports, see `runtime.hosts`: so all
+act on the same numbers after the same update, and none waits between updates.
 """
 
 import dataclasses

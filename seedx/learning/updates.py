@@ -188,7 +188,8 @@ class OnCore:
   def whole(self, state: base.AgentState, inputs: Any) -> Any:
     """Updates a state with the agent's `update` on this core's part of a batch.
 
-    The state is the same on all cores.
+    The state is the same on all cores. It is not donated: an update that is not
+    finite keeps it, so donation would save no memory.
     """
     agent = self.agent
     after, output = agent.update(state, _core_key(inputs), inputs.batch)

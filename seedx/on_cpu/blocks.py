@@ -14,7 +14,9 @@ import jax.numpy as jnp
 
 from seedx import types
 
-# Maximum number of steps of a block.
+# Maximum number of steps of a block. With two layers of 128 units, the gradient
+# of 16,384 steps took 20 ms as a whole, 10.5 in blocks of 2,048 or 4,096, and
+# 12.8 in blocks of 1,024.
 STEPS = 4096
 
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Wider blocks make fewer levels, but `find` reads a whole block of each level.
+# Wider blocks make fewer levels, but `find` reads a whole block of each level:
+# on CPU, with blocks of 128, it takes six times as long.
 RADIX = 16
 # Up to this number of nodes, summing a whole level is faster than summing the
 # blocks that have changed.

@@ -5,6 +5,9 @@ of an environment, or because sequences overlap. The unrolls share the rows of
 these steps in the replay. Frames are stored one by one, even for agents that
 see stacks of frames. A window begins with the frames before its first
 transition, and the agent stacks them again.
+
+Flashbax's trajectory buffer is as fast, but each row that is added to it must
+continue the last one. Unrolls do not, when environments come and go.
 """
 
 import dataclasses

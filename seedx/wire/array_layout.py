@@ -247,6 +247,8 @@ class Layout:
       offset += _padded(row_bytes if once else rows * row_bytes)
     return _fill(self.structure, arrays)
 
+  # NumPy's copies release Python's lock. Copies that keep it gained 11% with 16
+  # cores and a GPU, but cost the learner 4% on two cores.
   def decode_all(
     self, messages: Sequence[Buffer], rows: Sequence[int], pad_to: int
   ) -> types.Tree:

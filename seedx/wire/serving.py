@@ -194,7 +194,8 @@ class Server:
       max_streams: maximum number of simultaneous calls and streams of each
         method; further ones are refused with RESOURCE_EXHAUSTED.
       silent_seconds: seconds that a stream waits for its client before it ends.
-        If the stream had a session, the client's host is then refused for 5 s.
+        If the stream had a session, the client's host is then refused for 5 s,
+        so that a waiting host can take its place.
       security: TLS and token that clients need.
 
     Raises:

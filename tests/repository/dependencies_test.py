@@ -1,4 +1,4 @@
-"""Tests that setup.py, the imports and the table in CONTRIBUTING.md agree."""
+"""Tests that setup.py, the imports and the table in docs/libraries.md agree."""
 
 import ast
 import functools
@@ -95,9 +95,9 @@ def required():
 
 @pytest.fixture(scope="module")
 def table():
-  """CONTRIBUTING.md's table: the importing folders and the reason, by name."""
-  text = (programs.ROOT / "CONTRIBUTING.md").read_text()
-  (section,) = re.findall(r"^## Dependencies$(.*?)^## ", text, re.M | re.S)
+  """The page's table: the importing folders and the reason, by name."""
+  text = (programs.ROOT / "docs" / "libraries.md").read_text()
+  (section,) = re.findall(r"^## Requirements$(.*?)^## ", text, re.M | re.S)
   rows = re.findall(r"^\| (`.*) \| (.*) \| (.*) \|$", section, re.M)
   return {
     name.lower(): (where, why)

@@ -114,8 +114,8 @@ def _warm_up(
 def max_gradient_norm(agent: base.Config) -> float:
   """Returns the norm to which workers scale larger gradients down.
 
-  The norm is infinite for an agent that does not clip, or that has a
-  `transformation`.
+  Servers cannot, since each has only a slice of a gradient. The norm is
+  infinite for an agent that does not clip, or that has a `transformation`.
 
   Raises:
     types.ConfigError: the agent's config has no such norm.
