@@ -29,9 +29,10 @@ _TEST = [
   "pyyaml",
   "ruff",
 ]
-_RAY = ["ray[tune]>=2.60"]
+_RAY = ["ray>=2.60"]
+_SWEEP = ["optuna>=4.5"]
 # What the fast tests do not need, since it takes long to install.
-_CI = [*_TEST, *_RAY, "minatar"]
+_CI = [*_TEST, *_RAY, *_SWEEP, "minatar"]
 
 _ROOT = pathlib.Path(__file__).parent
 _PACKAGE = (_ROOT / "seedx/__init__.py").read_text()
@@ -119,6 +120,7 @@ setuptools.setup(
     "games": _GAMES,
     "notebooks": _NOTEBOOKS,
     "ray": _RAY,
+    "sweep": _SWEEP,
     **_ACCELERATORS,
   },
 )

@@ -49,7 +49,7 @@ n-step-rewards-undiscounted losses/categorical.py losses/every_loss
 normalizer-without-variance-between agents/normalizer.py agents/normalizer
 - + rate * new + rate * (1.0 - rate) * apart
 + + rate * new
-burn-in-gradient agents/windows.py agents/r2d2
+burn-in-gradient agents/replay_windows.py agents/r2d2
 - core_state = jax.lax.stop_gradient(
 + core_state = (
 importance-weights-unused agents/value_based.py agents/dqn
@@ -64,7 +64,7 @@ priorities-of-evicted-windows replay/prioritized.py replay/prioritized
 forgotten-windows-sampled replay/prioritized.py replay/rows
 - jax.lax.fori_loop(first, ring.book.oldest, forget, state.tree)
 + state.tree
-replay-schedules-without-windows learning/plan.py learning/experience
+replay-schedules-without-windows learning/plans.py learning/experience
 - with_windows(needs.learned_steps)
 + with_windows(1)
 first-of-the-most-visited-moves envs/functional/search.py envs/search
@@ -85,7 +85,7 @@ discrete-actions-of-negative-noise agents/sac.py agents/sac
 unrolls-begin-a-row-late acting/unroll_store.py acting/unroll_store
 -   first = count - (layout.length - 1)
 +   first = count - (layout.length - 2)
-seeds-overlap-after-resume runtime/seeds.py runtime/slots
+seeds-overlap-after-resume runtime/seeding.py runtime/slots
 - self._place(int(saved))
 + self._place(int(saved) - 1)
 acting-keys-without-time pipelines/anakin/program.py pipelines/anakin
@@ -94,10 +94,10 @@ acting-keys-without-time pipelines/anakin/program.py pipelines/anakin
 resets-counted-as-steps runtime/counters.py runtime/counters
 - int(np.count_nonzero(steps))
 + len(steps)
-replay-ratio-without-carry replay/ratio.py learning/experience
+replay-ratio-without-carry replay/ratios.py learning/experience
 - self._due += env_steps * self._replay_ratio
 + self._due = env_steps * self._replay_ratio
-version-one-too-high learning/published.py learning/learner
+version-one-too-high learning/publication.py learning/learner
 - _Version(on_devices, version)
 + _Version(on_devices, version + 1)
 micro-batches-weigh-alike learning/updates.py learning/learner
@@ -106,7 +106,7 @@ micro-batches-weigh-alike learning/updates.py learning/learner
 fresh-dropped pipelines/gorila/parameter_server.py pipelines/parameter_server
 - <= self._max_staleness
 + < self._max_staleness
-long-messages-accepted wire/layout.py wire/wire
+long-messages-accepted wire/array_layout.py wire/wire
 - if total != expected or len(message) != expected:
 + if total != expected:
 damage-unnoticed checkpoint.py checkpoint

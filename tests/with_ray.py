@@ -24,6 +24,6 @@ def _starts():
 
 def needed():
   """Skips the test if Ray does not start."""
-  pytest.importorskip("ray.tune")
+  pytest.importorskip("ray")
   if not _starts():
     pytest.skip(f"Ray does not start within {_START_SECONDS:.0f} s here")

@@ -1,16 +1,21 @@
 """The runs of rows: training, measuring, and writing an outcome for each."""
 
+import functools
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import watched
 from benchmarks.results import data, fingerprints
+from seedx import metrics, signals
+from seedx.app.runs import run_folders
+from seedx.app.studies import pool, trials
 
 _EPISODES = 100
 # Folder of the runs, which is not committed.
@@ -44,15 +49,29 @@ def run(
     os.sched_setaffinity(0, {core})
   about = data.provenance()
   end_seconds, failed = time.monotonic() + 60 * minutes, False
-  for row in rows:
-    if time.monotonic() > end_seconds:
-      break
-    about["fingerprint"] = fingerprints.of_rows([row.name]).get(row.name)
-    for group in _groups(row, due(row, seeds, about["fingerprint"])):
-      left = end_seconds - time.monotonic()
-      if left < min(60.0, 60 * row.minutes):
+  stop = threading.Event()
+  start = functools.partial(trials.Running, prepare=watched.use_idle_time)
+  places = pool.Pool(_RUNS / about["commit"], stop, start=start)
+
+  def is_over(*_: object) -> bool:
+    return stop.is_set() or time.monotonic() > end_seconds
+
+  with signals.stopping(stop):
+    for row in rows:
+      if is_over():
         break
-      failed |= not _one(row, group, about, left)
+      about["fingerprint"] = fingerprints.of_rows([row.name]).get(row.name)
+      for group in _groups(row, due(row, seeds, about["fingerprint"])):
+        left = end_seconds - time.monotonic()
+        if left < min(60.0, 60 * row.minutes):
+          break
+        name = f"{row.name}/{group[0]}"
+        trial = trials.Trial(name, row.words, group[0], resumes=True)
+        for _, error in places.train([trial], is_over):
+          if error:
+            failed = True
+          elif not is_over():
+            _measure(row, group, about, places.run_dir / name)
   return int(failed)
 
 
@@ -91,19 +110,14 @@ def _groups(row: data.Row, seeds: Sequence[int]) -> Iterator[Sequence[int]]:
     yield from ([seed] for seed in seeds)
 
 
-def _one(
-  row: data.Row, seeds: Sequence[int], about: Mapping[str, Any], limit: float
-) -> bool:
-  """Trains and measures the seeds of one run; returns whether it worked."""
-  folder = _RUNS / about["commit"] / row.name / f"{seeds[0]}"
-  words = [*row.words, "--seed", f"{seeds[0]}", "--run-dir", str(folder)]
-  print(f"+ seedx train {' '.join(words)}", flush=True)
-  status = _seedx(["train", *words, "--resume", "auto", "--quiet"], limit)
-  if status:
-    print(f"{row.name}, seed {seeds[0]}: exit status {status}", flush=True)
-    return status in (130, 143)  # The time limit; the run can be continued.
-  text = (folder / "metrics.jsonl").read_text()
-  lines = [json.loads(line) for line in text.splitlines()]
+def _measure(
+  row: data.Row,
+  seeds: Sequence[int],
+  about: Mapping[str, Any],
+  folder: pathlib.Path,
+) -> None:
+  """Measures the seeds of a run, and writes an outcome for each."""
+  lines = metrics.read_lines(folder / run_folders.METRICS)
   for index, seed in enumerate(seeds):
     mean = lines[-1]["episode_return"]
     outcome = data.Outcome(
@@ -116,7 +130,6 @@ def _one(
     )
     outcome.write(row.path(seed))
     print(f"{row.name}, seed {seed}: {outcome}", flush=True)
-  return True
 
 
 def _greedy(folder: pathlib.Path, index: int) -> float:
@@ -124,8 +137,10 @@ def _greedy(folder: pathlib.Path, index: int) -> float:
   words = ["evaluate", str(folder), "--episodes", f"{_EPISODES}"]
   if index:
     words += ["--seed-index", f"{index}"]
-  if status := _seedx(words, None):
-    raise RuntimeError(f"seedx {' '.join(words)} ended with {status}")
+  program = [sys.executable, "-m", "seedx", *words]
+  subprocess.run(
+    program, cwd=data.ROOT, preexec_fn=watched.use_idle_time, check=True
+  )
   newest = max(
     folder.glob("checkpoints/evaluation-*.json"), key=os.path.getmtime
   )
@@ -138,24 +153,6 @@ def _evaluations(folder: pathlib.Path) -> dict[str, float]:
   lines = path.read_text().splitlines() if path.exists() else []
   read = [json.loads(line) for line in lines]
   return {f"{x['env_steps']}": x["mean"] for x in read}
-
-
-def _seedx(words: Sequence[str], limit: float | None) -> int:
-  """Runs a command of seedx; ends it after `limit` seconds."""
-  process = subprocess.Popen(
-    [sys.executable, "-m", "seedx", *words],
-    cwd=data.ROOT,
-    preexec_fn=watched.use_idle_time,
-  )
-  try:
-    return process.wait(limit)
-  except subprocess.TimeoutExpired:
-    process.terminate()
-    return process.wait()
-  except BaseException:
-    process.terminate()
-    process.wait()
-    raise
 
 
 def cheapest(rows: Sequence[data.Row]) -> list[data.Row]:

@@ -20,6 +20,7 @@ _LATE = {
   "distrax": {"seedx/distributions.py"},
   "matplotlib": {"seedx/app/drawing.py"},
   "mctx": {"seedx/envs/functional/search.py"},
+  "optuna": {"seedx/app/studies/search.py"},
   "pgx": {"seedx/envs/functional/pgx_games.py"},
   "rich": {"seedx/metrics/status.py"},
   "rlax": {"seedx/losses/lazy_rlax.py"},
@@ -36,7 +37,7 @@ _OWN = {
   "examples",
 }
 # If one of these is missing, an error names the command that installs it.
-_OPTIONAL = {"imageio-ffmpeg", "mctx", "pgx", "ray"}
+_OPTIONAL = {"imageio-ffmpeg", "mctx", "optuna", "pgx", "ray"}
 
 
 @functools.cache

@@ -224,7 +224,7 @@ def test_a_forbidden_import_is_detected(module, source):
     ("seedx.join", "import argparse"),
     (
       "seedx.app.studies.sweep",
-      "importlib.import_module('seedx.app.studies.tuning')",
+      "importlib.import_module('seedx.app.studies.ray_tasks')",
     ),
     (
       "seedx.launch.ray_cluster",

@@ -18,13 +18,14 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from seedx import files, metrics, signals, types
 from seedx.app import plot
 from seedx.app.cli import command_line
 from seedx.app.runs import run_folders
-from seedx.app.studies import trials
+from seedx.app.studies import pool, trials
 
 # Files of the output, beside a directory for each experiment.
 _NAMES = (run_folders.CONFIG, "comparison.md", "comparison.png")
@@ -101,67 +102,41 @@ def _run_all(
   runs: list[trials.Result] = []
   status = 0
   # Seed by seed, so that a slow hour of the machine affects all experiments.
-  planned = [(k, x) for k in range(options.seeds) for x in options.experiments]
+  order = [(k, x) for k in range(options.seeds) for x in options.experiments]
   start_seconds = time.monotonic()
   stop = threading.Event()
-  with signals.stopping(stop) as ending:
-    for k, (seed, words) in enumerate(planned):
+
+  def planned() -> Iterator[trials.Trial]:
+    for k, (seed, words) in enumerate(order):
       left = (
-        (time.monotonic() - start_seconds) / k * (len(planned) - k) if k else 0
+        (time.monotonic() - start_seconds) / k * (len(order) - k) if k else 0
       )
       remaining = f", about {left / 60:.0f} min left" if k else ""
       print(
-        f"{k + 1}/{len(planned)} {words}, seed {seed}{remaining}",
+        f"{k + 1}/{len(order)} {words}, seed {seed}{remaining}",
         file=sys.stderr,
         flush=True,
       )
-      try:
-        run = train(options, words, seed, run_dir, stop)
-      except types.ConfigError as error:
-        # The other runs can still be compared.
+      trial_words = trials.words_of(words, options.env, options.total_steps)
+      name = f"{trials.folder_of(words)}/{seed}"
+      yield trials.Trial(name, trial_words, seed, label=words)
+
+  def ends(trial: trials.Trial, line: Mapping[str, Any]) -> bool:
+    return bool(0 < options.total_seconds <= line["wall_seconds"])
+
+  cpu_seconds = _children_seconds()
+  with signals.stopping(stop) as ending:
+    for trial, error in pool.Pool(run_dir, stop).results(planned(), ends):
+      if stop.is_set():
+        return runs, ending.status
+      cpu_seconds, before = _children_seconds(), cpu_seconds
+      if error:  # The other runs can still be compared.
         print(f"error: {error}", file=sys.stderr, flush=True)
         status = 1
         continue
-      if run is None:
-        return runs, ending.status
-      runs.append(run)
-  return runs, status
-
-
-def train(
-  options: Options,
-  words: str,
-  seed: int,
-  run_dir: pathlib.Path,
-  stop: threading.Event,
-) -> trials.Result | None:
-  """Runs an experiment; returns None if `stop` ended it.
-
-  Args:
-    options: options of the comparison.
-    words: the experiment and its own options.
-    seed: seed of the run.
-    run_dir: directory of the comparison.
-    stop: event that ends the run early.
-
-  Raises:
-    types.ConfigError: the run failed.
-  """
-  trial_words = trials.words_of(words, options.env, options.total_steps)
-  name = f"{trials.folder_of(words)}/{seed}"
-  trial = trials.Trial(name, trial_words, seed, label=words)
-  cpu_seconds = _children_seconds()
-  running = trials.Running(trial, run_dir)
-  for line in running.lines(stop):
-    if 0 < options.total_seconds <= line["wall_seconds"]:
-      break
-  running.end()
-  if stop.is_set():
-    return None
-  if error := running.error():
-    raise types.ConfigError(error)
-  cpu_seconds = _children_seconds() - cpu_seconds
-  return trials.Result.read(trial, run_dir, cpu_seconds=cpu_seconds)
+      used = cpu_seconds - before
+      runs.append(trials.Result.read(trial, run_dir, cpu_seconds=used))
+  return runs, ending.status if stop.is_set() else status
 
 
 def _children_seconds() -> float:

@@ -1,4 +1,4 @@
-"""Search spaces: the values that each setting may have.
+"""Searches: the values that settings may have, and which are tried next.
 
 learning_rate=log:1e-4..1e-2   number in a range, uniform in its logarithm
 discount=0.9..0.999            number in a range
@@ -9,17 +9,23 @@ A space with a comma in a value is a JSON object: {"hidden_sizes": "64|64,64"}.
 """
 
 import dataclasses
+import importlib
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
-from seedx import types
+from seedx import metrics, types
+from seedx.app.studies import trials
 
 _LOG = "log:"
 # Significant digits of a drawn number.
 _DIGITS = 6
+# Trials are first compared after this part of their steps, then after
+# `_REDUCTION` times as many, and so on; the best of `_REDUCTION` continues.
+_FIRST, _REDUCTION = 9, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Range:
   @property
   def values(self) -> tuple[str, ...]:
     """The ends of the range, as words of a command line."""
-    return self._word(self.low), self._word(self.high)
+    return self.word(self.low), self.word(self.high)
 
   def draw(self, rng: random.Random) -> str:
     """Draws a number, as a word of a command line."""
@@ -63,9 +69,10 @@ class Range:
       drawn = math.exp(rng.uniform(math.log(low), math.log(high)))
     else:
       drawn = rng.uniform(low, high)
-    return self._word(min(max(drawn, self.low), self.high))
+    return self.word(min(max(drawn, self.low), self.high))
 
-  def _word(self, value: float) -> str:
+  def word(self, value: float) -> str:
+    """Returns a number as a word of a command line."""
     if self.whole:
       return str(round(value))
     word = f"{value:.{_DIGITS}g}"
@@ -119,6 +126,159 @@ def grid(space: Space) -> list[dict[str, str]]:
       )
   combinations = itertools.product(*(x.values for x in space.values()))
   return [dict(zip(space, words, strict=True)) for words in combinations]
+
+
+class Draws(Protocol):
+  """The values that a sweep tries, one draw after another."""
+
+  @property
+  def examples(self) -> Sequence[Mapping[str, str]]:
+    """Values to check before any training."""
+
+  def __len__(self) -> int:
+    """Returns the number of draws."""
+
+  def __iter__(self) -> Iterator[Mapping[str, str]]:
+    """Yields the values of each draw when there is a place for its trials."""
+
+  def receive(self, draw: int, score: float | None) -> None:
+    """Receives the score of a draw; None if it has failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+  """Draws that do not depend on scores."""
+
+  examples: Sequence[Mapping[str, str]]
+
+  def __len__(self) -> int:
+    """See `Draws`."""
+    return len(self.examples)
+
+  def __iter__(self) -> Iterator[Mapping[str, str]]:
+    """See `Draws`."""
+    return iter(self.examples)
+
+  def receive(self, draw: int, score: float | None) -> None:
+    """Does nothing."""
+
+
+class Guided:
+  """Draws near those with high scores: Optuna's TPE sampler.
+
+  Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization".
+  """
+
+  def __init__(self, space: Space, count: int, seed: int) -> None:
+    """Makes `count` draws.
+
+    Raises:
+      types.ConfigError: Optuna is not installed.
+    """
+    library = optuna()
+    sampler = library.samplers.TPESampler(seed=seed)
+    self._study = library.create_study(direction="maximize", sampler=sampler)
+    self._failed = library.trial.TrialState.FAIL
+    kinds = library.distributions
+    self._distributions = {
+      name: kinds.CategoricalDistribution(values.values)
+      if isinstance(values, Choice)
+      else kinds.IntDistribution(
+        round(values.low), round(values.high), values.log
+      )
+      if values.whole
+      else kinds.FloatDistribution(values.low, values.high, values.log)
+      for name, values in space.items()
+    }
+    self._space, self._count = space, count
+    self._trials: list[Any] = []
+
+  def __len__(self) -> int:
+    """See `Draws`."""
+    return self._count
+
+  @property
+  def examples(self) -> Sequence[Mapping[str, str]]:
+    """The ends of ranges, and all choices."""
+    longest = max(len(x.values) for x in self._space.values())
+    return [
+      {k: x.values[min(i, len(x.values) - 1)] for k, x in self._space.items()}
+      for i in range(longest)
+    ]
+
+  def __iter__(self) -> Iterator[Mapping[str, str]]:
+    """See `Draws`."""
+    for _ in range(self._count):
+      trial = self._study.ask(self._distributions)
+      self._trials.append(trial)
+      yield {
+        name: values.word(trial.params[name])
+        if isinstance(values, Range)
+        else trial.params[name]
+        for name, values in self._space.items()
+      }
+
+  def receive(self, draw: int, score: float | None) -> None:
+    """See `Draws`."""
+    state = self._failed if score is None else None
+    self._study.tell(self._trials[draw], score, state=state)
+
+
+class Halving:
+  """Ends trials that fall behind: asynchronous successive halving.
+
+  Trials are compared after a ninth and after a third of their env steps. The
+  best third of those that have come so far continue. Li et al. 2020,
+  https://arxiv.org/abs/1810.05934, by Optuna's pruner.
+  """
+
+  def __init__(self, total_steps: int, score: str) -> None:
+    """Compares trials by a metric.
+
+    Raises:
+      types.ConfigError: Optuna is not installed.
+    """
+    library = optuna()
+    pruner = library.pruners.SuccessiveHalvingPruner(
+      min_resource=max(1, total_steps // _FIRST), reduction_factor=_REDUCTION
+    )
+    self._study = library.create_study(direction="maximize", pruner=pruner)
+    self._pruned = library.trial.TrialState.PRUNED
+    self._total_steps, self._score = total_steps, score
+    self._trials: dict[str, Any] = {}
+    self._lock = threading.Lock()
+
+  def __call__(self, trial: trials.Trial, line: Mapping[str, Any]) -> bool:
+    """Returns whether a trial ends now; see `pool.Ends`."""
+    value, steps = line.get(self._score), line[metrics.clock(line)]
+    if value is None or steps >= self._total_steps:
+      return False
+    with self._lock:
+      if trial.name not in self._trials:
+        self._trials[trial.name] = self._study.ask()
+      compared = self._trials[trial.name]
+      compared.report(value, steps)
+      if not compared.should_prune():
+        return False
+      self._study.tell(compared, state=self._pruned)
+      return True
+
+
+def optuna() -> Any:
+  """Returns the library Optuna.
+
+  Raises:
+    types.ConfigError: it is not installed.
+  """
+  try:
+    library: Any = importlib.import_module("optuna")
+  except ImportError as error:
+    raise types.ConfigError(
+      "expected Optuna, which chooses and compares trials, found none"
+      f' ({error}); pip install "seedx[sweep]"'
+    ) from error
+  library.logging.set_verbosity(library.logging.ERROR)
+  return library
 
 
 def _values(name: str, text: str, kind: Any) -> Choice | Range:

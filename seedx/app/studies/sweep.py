@@ -3,7 +3,8 @@
   seedx sweep ppo --search "learning_rate=log:1e-4..1e-2,td_lambda=0.9|0.95"
 
 A sweep draws values of the settings and trains with each draw. As many trials
-run at a time as this machine or a Ray cluster has CPUs for. Trials that fall
+run at a time as this machine, or a Ray cluster (`--ray-address`), has CPUs
+for. Trials that fall
 behind end early (ASHA). With `--seeds 3`, each draw trains with three seeds,
 and the mean over seeds decides. At the end, new runs with other seeds compare
 the best values with the experiment's defaults, because the best of many draws
@@ -11,13 +12,15 @@ is partly luck. The output is `sweep.md`, `sweep.png` and a directory for each
 run. An experiment may have its own options: `seedx sweep "impala --agent a2c"`.
 """
 
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,12 +29,9 @@ from seedx.app import plot
 from seedx.app.cli import command_line
 from seedx.app.runs import run_folders
 from seedx.app.settings import configs, wording
-from seedx.app.studies import search, trials
+from seedx.app.studies import pool, ray_tasks, search, trials
 from seedx.launch import config as launch_config
 from seedx.launch import ray_cluster
-
-if TYPE_CHECKING:
-  from seedx.app.studies import tuning
 
 _RETURN = "episode_return"
 # Settings that cannot be searched, although they appear in labels.
@@ -44,8 +44,9 @@ _NAMES = (
   "trials",
   "default",
   "best",
-  "tune",
 )
+# The most trials that wait for a cluster's resources.
+_MAX_TASKS = 256
 # Options that the sweep itself sets for its trials, or that no trial can have.
 _RESERVED = (
   "seed",
@@ -68,8 +69,9 @@ class Options:
     search: settings to search, as SETTING=VALUES,SETTING=VALUES; VALUES are
       LOW..HIGH, log:LOW..HIGH or A|B|C. If a value has a comma, give a JSON
       object instead.
-    trials: number of draws of method "random".
-    method: "random" draws values, "grid" tries all combinations of A|B|C.
+    trials: number of draws of the methods "random" and "tpe".
+    method: "random" draws values, "grid" tries all combinations of A|B|C, "tpe"
+      draws near the values with the highest scores (Optuna's sampler).
     scheduler: "asha" ends a trial early if it falls behind, "none" does not.
     env: name of the environment, for an experiment without --env of its own.
     total_steps: env steps of each run.
@@ -80,11 +82,11 @@ class Options:
       episode_return, or an entry that EXPERIMENT logs with --log-info.
     final_seeds: number of final runs with the best settings, and with the
       default settings; their seeds follow those of the trials.
-    trial_cpus: number of CPUs that Ray reserves for a trial.
-    trial_resources: other resources that Ray reserves for a trial, such as
-      GPU=0.5.
-    ray_address: address of a Ray cluster; "local" for a new one on this machine
-      alone, "auto" for the one in RAY_ADDRESS or on this machine.
+    trial_cpus: number of CPUs of a trial; as many trials run at a time as fit.
+    trial_resources: other resources of a trial, such as GPU=0.5; needs Ray.
+    ray_address: address of a Ray cluster on which trials run; "local" for a new
+      one on this machine alone, "auto" for the one in RAY_ADDRESS or on this
+      machine; empty for processes of this machine, without Ray.
     run_dir: output directory; runs/sweep/<time> if empty. All machines of a
       cluster must share this directory.
   """
@@ -92,7 +94,7 @@ class Options:
   experiment: str = ""
   search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   trials: int = types.setting(16, low=1, high=2**20)
-  method: Literal["random", "grid"] = "random"
+  method: Literal["random", "grid", "tpe"] = "random"
   scheduler: Literal["asha", "none"] = "asha"
   env: str = ""
   total_steps: int = types.setting(300_000, low=1)
@@ -102,7 +104,7 @@ class Options:
   final_seeds: int = types.setting(3, low=0, high=2**20)
   trial_cpus: float = types.setting(1.0, low=0.0)
   trial_resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  ray_address: str = "local"
+  ray_address: str = ""
   run_dir: str = ""
 
   def __post_init__(self) -> None:
@@ -111,11 +113,22 @@ class Options:
     launch_config.check_resources("trial_resources", self.trial_resources)
 
   @property
+  def uses_ray(self) -> bool:
+    """Whether trials run as tasks of a Ray cluster."""
+    return bool(self.ray_address or self.trial_resources)
+
+  @property
+  def places(self) -> int:
+    """Number of trials at a time on this machine."""
+    cpus = len(os.sched_getaffinity(0))
+    return max(1, int(cpus / self.trial_cpus)) if self.trial_cpus else cpus
+
+  @property
   def cluster(self) -> launch_config.Config:
     """The cluster on which trials run, and the resources of a trial."""
     return launch_config.Config(
       launcher="ray",
-      ray_address=self.ray_address,
+      ray_address=self.ray_address or "local",
       actor_cpus=self.trial_cpus,
       actor_resources=self.trial_resources,
     )
@@ -153,44 +166,81 @@ def _sweep(options: Options) -> int:
     if setting.about.labels and name not in _FIXED
   }
   space = search.space(options.search, kinds)
-  if options.method == "grid":
-    values = search.grid(space)
+  draws: search.Draws
+  if options.method == "tpe":
+    draws = search.Guided(space, options.trials, options.seed)
+  elif options.method == "grid":
+    draws = search.Fixed(search.grid(space))
   else:
-    values = search.drawn(space, options.trials, options.seed)
-  for x in values:  # Refuses a wrong value before hours of training.
+    drawn = search.drawn(space, options.trials, options.seed)
+    draws = search.Fixed(drawn)
+  for x in draws.examples:  # Refuses a wrong value before hours of training.
     trials.read([*words, *_words(x)])
-  ray_cluster.ray()  # If Ray is missing, raises an error with the remedy.
-  from seedx.app.studies import tuning  # Imports Ray.
-
+  ends: pool.Ends = pool.never
+  if options.scheduler == "asha":
+    ends = search.Halving(options.total_steps, score)
+  if options.uses_ray:
+    ray_cluster.ray()  # If Ray is missing, raises an error with the remedy.
   run_dir = run_folders.new(options.run_dir, "sweep", _NAMES).absolute()
   stop = threading.Event()
   with (
     signals.stopping(stop) as ending,
-    tuning.Pool(options.cluster, run_dir, stop, score) as pool,
+    _places(options, run_dir, stop) as places,
   ):
     text = json.dumps(dataclasses.asdict(options), indent=2)
     files.write_file(run_dir / run_folders.CONFIG, text + "\n")
-    status = _search(options, words, values, config.run.env.env, pool)
+    status = _search(options, words, draws, config.run.env.env, places, ends)
   return ending.status or status
+
+
+@contextlib.contextmanager
+def _places(
+  options: Options, run_dir: pathlib.Path, stop: threading.Event
+) -> Iterator[pool.Pool]:
+  """Yields the pool of a sweep: of processes here, or of a cluster's tasks."""
+  if not options.uses_ray:
+    yield pool.Pool(run_dir, stop, options.places, score=options.score)
+    return
+  tasks = ray_tasks.Tasks(options.cluster)
+  # Guided draws wait for scores; others wait for a cluster that may grow.
+  places = tasks.room() if options.method == "tpe" else _MAX_TASKS
+  try:
+    yield pool.Pool(run_dir, stop, places, tasks.start, options.score)
+  finally:
+    tasks.leave()
 
 
 def _search(
   options: Options,
   words: Sequence[str],
-  values: Sequence[Mapping[str, str]],
+  draws: search.Draws,
   env: str,
-  pool: "tuning.Pool",
+  places: pool.Pool,
+  ends: pool.Ends = pool.never,
 ) -> int:
   """Trains trials, then best and default values; returns the exit status."""
-  run_dir, score = pool.run_dir, options.score
-  drawn = [_trials(options, words, k, x) for k, x in enumerate(values)]
-  print(
-    f"{len(values) * options.seeds} trials of {words[0]} on {env} | {run_dir}",
-    file=sys.stderr,
-    flush=True,
-  )
-  asha_steps = options.total_steps if options.scheduler == "asha" else None
-  failed = pool.train([x for group in drawn for x in group], asha_steps)
+  run_dir, score = places.run_dir, options.score
+  values: list[Mapping[str, str]] = []
+  drawn: list[list[trials.Trial]] = []
+
+  def planned() -> Iterator[trials.Trial]:
+    for k, x in enumerate(draws):
+      values.append(x)
+      drawn.append(_trials(options, words, k, x))
+      yield from drawn[-1]
+
+  total = options.seeds * len(draws)
+  _print(f"{total} trials of {words[0]} on {env} | {run_dir}")
+  failed: dict[str, str] = {}
+  ended: set[str] = set()
+  for trial, failure in places.train(planned(), ends, total):
+    failed |= {trial.name: failure} if failure else {}
+    ended.add(trial.name)
+    k = next(k for k, group in enumerate(drawn) if trial in group)
+    if all(x.name in ended for x in drawn[k]):
+      point = _Point(f"{k:03d}", values[k], _results(drawn[k], run_dir, failed))
+      succeeded, last, _ = point.rank(score)
+      draws.receive(k, last if succeeded else None)
   points = [
     _Point(f"{k:03d}", x, _results(group, run_dir, failed))
     for k, (x, group) in enumerate(zip(values, drawn, strict=True))
@@ -200,23 +250,41 @@ def _search(
   files.write_file(run_dir / "sweep.md", table + "\n")
   print(table, flush=True)
   best = ranked[0].results
-  if pool.stop.is_set() or not any(x.lines for x in best):
+  if places.stop.is_set() or not any(x.lines for x in best):
     return 1
   if any(x.error for x in best):
     print(f"all trials failed; their directories are in {run_dir}", flush=True)
     return 1
   if not options.final_seeds:
     return 1 if failed else 0
+  return _compare_best(
+    options, words, best[0].trial, env, places, table, failed
+  )
+
+
+def _compare_best(
+  options: Options,
+  words: Sequence[str],
+  best: trials.Trial,
+  env: str,
+  places: pool.Pool,
+  table: str,
+  failed: dict[str, str],
+) -> int:
+  """Trains the best and the default values with other seeds."""
+  run_dir, score = places.run_dir, options.score
   first = options.seed + options.seeds
   seeds = range(first, first + options.final_seeds)
   final = {
     "default": [trials.Trial(f"default/{seed}", words, seed) for seed in seeds],
-    f"best: {best[0].trial.label}": [
-      dataclasses.replace(best[0].trial, name=f"best/{seed}", seed=seed)
+    f"best: {best.label}": [
+      dataclasses.replace(best, name=f"best/{seed}", seed=seed)
       for seed in seeds
     ],
   }
-  failed |= pool.train([x for group in final.values() for x in group])
+  all_final = [x for group in final.values() for x in group]
+  for trial, failure in places.train(all_final, total=len(all_final)):
+    failed |= {trial.name: failure} if failure else {}
   lines, sentences = {}, []
   for label, group in final.items():
     results = _results(group, run_dir, failed)
@@ -234,6 +302,10 @@ def _search(
   print(text)
   print(f"sweep.md and sweep.png are in {run_dir}", flush=True)
   return 1 if failed else 0
+
+
+def _print(line: str) -> None:
+  print(line, file=sys.stderr, flush=True)
 
 
 class _Point(NamedTuple):

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from seedx import files, metrics, signals, types
@@ -44,12 +44,14 @@ class Trial:
     words: the experiment and its options, as after `seedx train`.
     seed: seed of the run.
     label: text that distinguishes the trial in tables and plots.
+    resumes: whether a run that the directory already has is continued.
   """
 
   name: str
   words: Sequence[str]
   seed: int = 0
   label: str = ""
+  resumes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +107,19 @@ class Running:
     pid: id of the process.
   """
 
-  def __init__(self, trial: Trial, study: str | os.PathLike[str]) -> None:
+  def __init__(
+    self,
+    trial: Trial,
+    study: str | os.PathLike[str],
+    prepare: Callable[[], None] | None = None,
+  ) -> None:
     """Starts the process.
 
     Args:
       trial: the run.
       study: directory of the study, in which the trial gets its directory.
+      prepare: function that the new process calls first, as `preexec_fn` of
+        `subprocess.Popen`.
 
     Raises:
       types.ConfigError: the directory is not writable, or already has a run.
@@ -122,9 +131,10 @@ class Running:
     self.run_dir = pathlib.Path(self._folder)
     program = [sys.executable, "-m", "seedx.app.studies.trials", *trial.words]
     program += ["--seed", str(trial.seed), "--run-dir", str(self.run_dir)]
+    program += ["--resume", "auto"] * trial.resumes
     try:
       self._folder.make()
-      with self._folder.open(_OUTPUT, "x") as output:
+      with self._folder.open(_OUTPUT, "a" if trial.resumes else "x") as output:
         self._process = subprocess.Popen(
           program,
           # On a cluster, Ray has added the user's directories to `sys.path`.
@@ -132,6 +142,7 @@ class Running:
           stdin=subprocess.PIPE,
           stdout=output,
           stderr=output,
+          preexec_fn=prepare,
         )
     except OSError as error:
       raise types.ConfigError(

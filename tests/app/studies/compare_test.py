@@ -7,10 +7,9 @@ import signal
 import pytest
 from matplotlib import image
 
-from seedx import types
 from seedx.app import plot
 from seedx.app.runs import records
-from seedx.app.studies import compare, trials
+from seedx.app.studies import compare, pool, trials
 
 A2C = "a2c --num-envs 4 --unroll-length 5 --hidden-sizes 8"
 MEASURED = {
@@ -59,15 +58,19 @@ def test_the_figure_has_all_runs_and_the_table_medians_over_seeds(
     "ppo --learner-devices 0,1": [30.0, 40.0, 50.0],
   }
 
-  def run(given, words, seed, run_dir, stop):
-    del given, run_dir, stop
+  def read(trial, study, **_):
+    seed = trial.seed
     measured = MEASURED | {"policy_lag": seed, "steps_per_second": 10**seed}
     measured["info_won"] = seed / 8
-    returns = [None, 10.0, last_returns[words][seed]]
+    returns = [None, 10.0, last_returns[trial.label][seed]]
     lines = lines_of([0, 1000, 2000], returns, **measured)
-    return trials.Result(trial(words), lines, cpu_seconds=9 - seed)
+    return trials.Result(trial, lines, cpu_seconds=9 - seed)
 
-  monkeypatch.setattr(compare, "train", run)
+  def results(self, planned, ends):
+    return ((trial, "") for trial in planned)
+
+  monkeypatch.setattr(pool.Pool, "results", results)
+  monkeypatch.setattr(trials.Result, "read", staticmethod(read))
   drawn = []
   monkeypatch.setattr(plot, "draw", lambda *args: drawn.append(args))
   words = ["--experiments", ",".join(last_returns), "--seeds", "3"]
@@ -110,25 +113,27 @@ def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
 ):
   calls = []
 
-  def run(given, words, seed, run_dir, stop):
-    calls.append((words, seed))
-    if words == "ppo":
-      raise types.ConfigError("seedx train ppo ended with status 1: no memory")
+  def train(self, trial, ends):
+    calls.append(trial)
+    if trial.label == "ppo":
+      return "seedx train ppo ended with status 1: no memory"
     if len(calls) == 6:
       os.kill(os.getpid(), signal.SIGINT)
-      assert stop.wait(60)
-      return None
-    lines = lines_of([0, 10], [None, 5.0], **MEASURED)
-    return trials.Result(trial(words), lines)
+      assert self.stop.wait(60)
+    return ""
 
-  monkeypatch.setattr(compare, "train", run)
+  def read(trial, study, **_):
+    return trials.Result(trial, lines_of([0, 10], [None, 5.0], **MEASURED))
+
+  monkeypatch.setattr(pool.Pool, "_train", train)
+  monkeypatch.setattr(trials.Result, "read", staticmethod(read))
   words = ["--experiments", "a2c,ppo", "--run-dir"]
   assert compare.main([*words, str(tmp_path / "a"), "--seeds", "2"]) == 1
   output = capfd.readouterr()
   assert "| `a2c` | 5.0 |" in output.out and "ppo" not in output.out
   assert "4/4 ppo, seed 1, about 0 min left" in output.err
   assert "ended with status 1: no memory" in output.err
-  calls[:] = [("a2c", 0)] * 3
+  calls[:] = calls[:3]
   assert compare.main([*words, str(tmp_path / "b"), "--seeds", "3"]) == 130
   assert "| `a2c` | 5.0 |" in capfd.readouterr().out
 

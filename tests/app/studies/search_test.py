@@ -5,7 +5,7 @@ import math
 import pytest
 
 from seedx import types
-from seedx.app.studies import search
+from seedx.app.studies import search, trials
 
 KINDS = {"rate": float, "length": int, "name": str, "switch": bool}
 
@@ -91,3 +91,41 @@ def test_names_may_have_dashes_like_flags():
 def test_a_wrong_search_space_is_refused(texts, message):
   with pytest.raises(types.ConfigError, match=message):
     search.space(texts, KINDS)
+
+
+@pytest.mark.slow
+def test_guided_draws_approach_the_values_with_the_highest_scores():
+  pytest.importorskip("optuna")
+  texts = {"rate": "log:1e-5..1e-1", "length": "1..64", "name": "a|b"}
+  space = search.space(texts, KINDS)
+  draws = search.Guided(space, 60, seed=0)
+  for words in [*draws.examples]:
+    assert {*words} == {*texts}
+  scores = []
+  for k, words in enumerate(draws):
+    distance = abs(math.log10(float(words["rate"])) + 3)
+    distance += abs(int(words["length"]) - 40) / 20 + (words["name"] == "a")
+    scores.append(-distance)
+    draws.receive(k, None if k % 7 == 3 else -distance)  # Some trials fail.
+  assert len(scores) == len(draws) == 60
+  # At random, the mean is -2.3, and of 20 draws within 0.2 of it.
+  assert sum(scores[-20:]) / 20 > -1.6
+
+
+@pytest.mark.slow
+def test_halving_ends_the_trials_that_are_not_among_the_best_third():
+  pytest.importorskip("optuna")
+  halving = search.Halving(900, "episode_return")
+  values = [4.0, 7.0, 1.0, 8.0, 0.0, 3.0, 6.0, 2.0, 5.0]
+  group = [trials.Trial(f"trials/{k}", ["ppo"], k) for k in range(9)]
+  steps = [0] * len(group)
+  for now in range(50, 901, 50):
+    for k, trial in enumerate(group):
+      if steps[k] == now - 50:  # It has not ended.
+        value = None if now == 50 else values[k]
+        line = {"env_steps": now, "episode_return": value}
+        steps[k] = now - 50 if halving(trial, line) else now
+  ended = [x for x in steps if x < 900]
+  assert steps[values.index(8.0)] == 900
+  assert all(x + 50 in (100, 300) for x in ended)
+  assert 5 <= len(ended) <= 8

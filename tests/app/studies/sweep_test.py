@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from seedx import metrics
-from seedx.app.studies import sweep, trials
+from seedx.app.studies import ray_tasks, search, sweep, trials
 from seedx.launch import ray_cluster
 from tests import programs, running, with_ray
 
@@ -55,28 +55,37 @@ def test_wrong_options_are_refused_before_ray_starts(
 
 @pytest.mark.slow
 def test_a_directory_with_a_run_is_refused_and_unchanged(tmp_path, capfd):
-  pytest.importorskip("ray.tune")
   (tmp_path / "config.json").write_text("{}")
   with pytest.raises(SystemExit):
-    sweep.main(["ppo", "--search", SEARCH, "--run-dir", str(tmp_path)])
+    words = ["ppo", "--search", SEARCH, "--scheduler", "none"]
+    sweep.main([*words, "--run-dir", str(tmp_path)])
   assert "a directory without config.json, which" in capfd.readouterr().err
   assert (tmp_path / "config.json").read_text() == "{}"
 
 
-def test_a_missing_ray_is_reported_with_the_command_to_install_it(
-  capfd, monkeypatch
+@pytest.mark.parametrize(
+  ("missing", "words"),
+  [
+    ("ray", ["--ray-address", "local", "--scheduler", "none"]),
+    ("optuna", []),
+    ("optuna", ["--method", "tpe", "--scheduler", "none"]),
+  ],
+)
+def test_a_missing_library_is_reported_with_the_command_to_install_it(
+  missing, words, capfd, monkeypatch
 ):
   real = importlib.import_module
 
   def imported(name, *package):
-    if name == "ray":
+    if name == missing:
       raise ImportError(f"No module named {name!r}")
     return real(name, *package)
 
   monkeypatch.setattr(ray_cluster.importlib, "import_module", imported)
   with pytest.raises(SystemExit):
-    sweep.main(["ppo", "--search", SEARCH])
-  assert 'pip install "seedx[ray]"' in capfd.readouterr().err
+    sweep.main(["ppo", "--search", SEARCH, *words])
+  extra = {"ray": "ray", "optuna": "sweep"}[missing]
+  assert f'pip install "seedx[{extra}]"' in capfd.readouterr().err
 
 
 def test_values_become_options_of_a_command_line():
@@ -92,28 +101,21 @@ def test_values_become_options_of_a_command_line():
 @pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_a_trial_on_ray_reports_each_line_and_its_end(is_wrong, tmp_path):
-  """Calls the trial as Tune does, but without a cluster."""
-  pytest.importorskip("ray.tune")
-  tuning = importlib.import_module("seedx.app.studies.tuning")
+  """Calls the trial as the cluster does, but without a cluster."""
   words = "a2c --env CartPole-v1 --hidden-sizes 8 --num-envs 4 --log-seconds 0"
   words = [*words.split(), "--total-steps", "400", *["--epochs"] * is_wrong]
   trial = trials.Trial("trials/000", words, seed=3)
-  trainable = object.__new__(tuning._Trainable)
-  trainable.setup({"trial": 0}, trials=[trial], run_dir=tmp_path, needs={})
-  results = [trainable.step()]
-  while not results[-1]["done"]:
-    results.append(trainable.step())
-  handler = signal.getsignal(signal.SIGTERM)
-  trainable.cleanup()
-  signal.signal(signal.SIGTERM, handler)
+  remote = ray_tasks._Remote(trial, tmp_path, 0.0)
+  lines = [*iter(remote.next_line, None)]
+  error = remote.end()
   if is_wrong:
-    assert len(results) == 1 and "--epochs" in results[0]["error"]
+    assert not lines and "--epochs" in error
     return
-  steps = [x["env_steps"] for x in results]
+  steps = [x["env_steps"] for x in lines]
   assert steps == sorted(steps) and steps[-1] >= 400 and len(steps) > 2
-  assert results[-1]["error"] == ""
+  assert error == ""
   last = metrics.read_lines(tmp_path / "trials/000/metrics.jsonl")[-1]
-  assert last["episode_return"] in (None, results[-1]["episode_return"])
+  assert last == lines[-1]
 
 
 class FakePool:
@@ -122,16 +124,16 @@ class FakePool:
   def __init__(self, run_dir, failed):
     self.run_dir, self.stop, self._failed = run_dir, threading.Event(), failed
 
-  def train(self, trials, asha_steps=None):
-    del asha_steps
-    for k, x in enumerate(trials):
+  def train(self, planned, ends=None, total=None):
+    del ends, total
+    for k, x in enumerate(planned):
       folder = self.run_dir / x.name
       folder.mkdir(parents=True)
       line = {"env_steps": 400, "wall_seconds": 1.0, "episode_return": float(k)}
       line["info_won"] = 1 - k / 4
       (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    names = {x.name for x in trials}
-    return {k: f"failed: {x}" for k, x in self._failed.items() if k in names}
+      error = self._failed.get(x.name)
+      yield x, f"failed: {error}" if error else ""
 
 
 def run_search(tmp_path, failed, score="episode_return", seeds=1):
@@ -140,8 +142,8 @@ def run_search(tmp_path, failed, score="episode_return", seeds=1):
   )
   values = [{"learning_rate": "0.1"}, {"learning_rate": "0.2"}]
   words = ["ppo", "--total-steps", "400"]
-  pool = FakePool(tmp_path, failed)
-  return sweep._search(options, words, values, "CartPole-v1", pool)
+  draws, places = search.Fixed(values), FakePool(tmp_path, failed)
+  return sweep._search(options, words, draws, "CartPole-v1", places)
 
 
 def test_a_score_is_a_metric_that_the_trials_have():
@@ -207,7 +209,7 @@ def test_a_failed_run_of_the_best_trial_is_left_out_of_its_mean(
 @pytest.fixture
 def started(tmp_path):
   """Yields a function that starts sweeps as programs; kills them at the end."""
-  with_ray.needed()
+  pytest.importorskip("optuna")
   begun = []
 
   def start(*words):
@@ -270,7 +272,6 @@ def test_a_sweep_ranks_eight_trials_and_trains_the_best_again(
   final = json.loads((run / "best" / "1" / "config.json").read_text())
   assert final["options"]["learning_rate"] == float(best[1])
   assert (run / "sweep.png").read_bytes().startswith(b"\x89PNG")
-  assert not (run / "tune").exists()
 
 
 _SINK = """
@@ -286,14 +287,19 @@ def make(run_dir, options):
 """
 
 
+ENGINES = {"here": [], "on Ray": ["--ray-address", "local"]}
+
+
 @pytest.mark.long
-def test_a_failed_trial_does_not_end_the_others(started, tmp_path):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_failed_trial_does_not_end_the_others(engine, started, tmp_path):
   (tmp_path / "own_sink.py").write_text(_SINK)
   words = "--search entropy_cost=0.5|0.02 --method grid --scheduler none"
   words += " --total-steps 3000 --final-seeds 1"
   program = started(
     "ppo --sink own_sink:make",
     *words.split(),
+    *ENGINES[engine],
   )
   output, progress = program.communicate()
   assert program.returncode == 1, progress
@@ -305,9 +311,10 @@ def test_a_failed_trial_does_not_end_the_others(started, tmp_path):
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_all_trials_with_checkpoints(started, tmp_path):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ctrl_c_ends_all_trials_with_checkpoints(engine, started, tmp_path):
   steps = ["--total-steps", "100000000", "--trials", "2"]
-  program = started("ppo", "--search", SEARCH, *steps)
+  program = started("ppo", "--search", SEARCH, *steps, *ENGINES[engine])
   folders = [tmp_path / "run" / "trials" / f"00{k}" for k in range(2)]
   running.wait_until(
     lambda: (
@@ -339,8 +346,10 @@ def test_no_other_machine_can_reach_a_sweep_of_one_machine(
   started, tmp_path, monkeypatch
 ):
   """Ray and trials listen on 127.0.0.1 only, and no file has Ray's token."""
+  with_ray.needed()
   monkeypatch.setenv("HOME", str(tmp_path))
   steps = ["--total-steps", "100000000", "--trials", "1"]
+  steps += ["--ray-address", "local"]
   program = started("ppo", "--search", SEARCH, *steps)
   trial_lines = tmp_path / "run" / "trials" / "000" / "metrics.jsonl"
   running.wait_until(lambda: program.poll() is not None or trial_lines.exists())

@@ -41,12 +41,20 @@ def test_a_trial_has_its_own_directory_options_and_seed(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_trial_that_is_ended_early_writes_a_checkpoint(tmp_path):
+def test_a_trial_that_is_ended_early_is_continued_from_its_checkpoint(tmp_path):
   run = trials.Running(trial(10**8), tmp_path)
   next(run.lines(threading.Event()))
   run.end()
   assert run.error() == ""
   assert os.listdir(run.run_dir / "checkpoints")
+  steps = trials.Result.read(trial(), tmp_path).steps
+  more = trial(steps + 400, resumes=True)
+  run = trials.Running(more, tmp_path)
+  lines = [*run.lines(threading.Event())]
+  run.end()
+  assert run.error() == "" and lines[-1]["env_steps"] >= steps + 400
+  # The first line is from the first process: nothing was trained again.
+  assert [x["env_steps"] for x in lines].count(lines[0]["env_steps"]) == 1
 
 
 @pytest.mark.slow
