@@ -29,9 +29,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.speed import figures, runs, work
 from seedx import files, metrics
 from seedx.app import devices
-from seedx.app.benchmark import figures, runs, work
 from seedx.app.studies import trials
 
 _CORES = len(os.sched_getaffinity(0))

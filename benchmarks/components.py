@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 from benchmarks import matrix_products
 from benchmarks.peers import replays
+from benchmarks.speed import figures, work
+from benchmarks.speed.figures import Figure
 from seedx.app import devices
-from seedx.app.benchmark import figures, work
-from seedx.app.benchmark.figures import Figure
 from seedx.app.studies import trials
 
 _REPLAY_STEPS = 2**20

@@ -33,11 +33,11 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import plain_updates, self_play, watched
+from benchmarks.speed import work
 from seedx import envs, files, sharding, types
 from seedx.acting import local_actor, unroll_store
 from seedx.agents import base
 from seedx.app import compiled
-from seedx.app.benchmark import work
 from seedx.learning import learner as learner_lib
 from seedx.metrics import cpu_time
 from seedx.on_cpu import allocator

@@ -7,9 +7,9 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 
+from benchmarks.speed import work
 from seedx import envs
 from seedx.acting import local_actor, unroll_store
-from seedx.app.benchmark import work
 from seedx.pipelines import a3c, gorila
 
 # Rows and columns of matrices whose product measures the machine's speed.

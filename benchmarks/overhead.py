@@ -19,11 +19,11 @@ import jax
 import numpy as np
 
 from benchmarks import watched
+from benchmarks.speed import work
 from seedx import envs, sharding, trees
 from seedx.acting import local_actor, protocol, unroll_store
 from seedx.agents import vtrace
 from seedx.app import devices
-from seedx.app.benchmark import work
 from seedx.learning import experience, learner
 
 _QUANTILE, _WARM_CALLS = 0.2, 20

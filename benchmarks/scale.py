@@ -28,11 +28,11 @@ import jax
 import numpy as np
 
 from benchmarks import actors, limits, served, unrolls
+from benchmarks.speed import figures, work
 from seedx import wire
 from seedx.acting import parameters
 from seedx.agents import base
 from seedx.app import devices
-from seedx.app.benchmark import figures, work
 from seedx.learning import experience, updates
 from seedx.learning import learner as learner_lib
 from seedx.pipelines.gorila import parameter_server

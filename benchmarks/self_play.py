@@ -32,10 +32,10 @@ from matplotlib import axes as axes_lib
 from matplotlib import figure, ticker
 
 from benchmarks import watched
+from benchmarks.speed import figures, work
 from experiments import alphazero, apex_alphazero, seed_alphazero
 from seedx import app, envs, files, metrics
 from seedx.app import compiled, devices
-from seedx.app.benchmark import figures, work
 from seedx.app.runs import run_folders
 from seedx.metrics import cpu_time
 from seedx.on_cpu import allocator

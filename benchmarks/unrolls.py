@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from benchmarks import limits
+from benchmarks.speed import work
 from seedx import envs, types, wire
 from seedx.acting import local_actor, protocol, unroll_messages, unroll_server
 from seedx.agents import base
-from seedx.app.benchmark import work
 from seedx.pipelines import gorila, impala, seed
 from seedx.pipelines.gorila import parameter_server
 from seedx.pipelines.gorila import worker as worker_lib

@@ -7,7 +7,6 @@
   seedx arena RUN_DIR ... [options]  lets runs play a game against each other
   seedx compare [options]            runs experiments one after the other
   seedx sweep EXPERIMENT [options]   searches for settings of an experiment
-  seedx benchmark [options]          measures how fast this machine can train
   seedx join HOST:PORT [options]     works for a learner on another machine
   seedx certificates DIR [options]   makes certificates for several machines
 
@@ -29,7 +28,6 @@ _PROGRAMS = {
   "arena": "seedx.app.arena.main",
   "compare": "seedx.app.studies.compare",
   "sweep": "seedx.app.studies.sweep",
-  "benchmark": "seedx.app.benchmark.main",
   "join": "seedx.join",
   "certificates": "seedx.app.certificates",
 }

@@ -12,13 +12,14 @@ import sys
 
 FRAGILE = """
   acting/batcher acting/sessions acting/thin_actor acting/unroll_server
-  agents/memory app/app app/benchmark app/cli/command_line app/elsewhere
-  app/evaluate app/full_disk app/signals app/studies/compare app/studies/sweep
-  checkpoint envs/own_envs launch/join launch/launch learning/experience
-  learning/learner metrics pipelines/impala pipelines/killed
-  pipelines/parameter_server pipelines/pipelines pipelines/resume
-  pipelines/seed pipelines/sync runtime/process wire/exchange wire/hostile
-  wire/pipe wire/reconnect wire/security wire/wire
+  agents/memory app/app app/cli/command_line app/cluster_learner app/evaluate
+  app/full_disk app/signals app/studies/compare app/studies/sweep
+  benchmarks/speed checkpoint envs/own_envs launch/join launch/launch
+  learning/experience learning/learner metrics pipelines/impala
+  pipelines/killed pipelines/parameter_server pipelines/pipelines
+  pipelines/resume pipelines/seed pipelines/sync runtime/process
+  wire/authentication wire/exchange wire/hostile wire/reconnect wire/unix_pipe
+  wire/wire
 """
 _LOOP = "while True: pass"
 

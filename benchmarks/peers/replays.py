@@ -107,10 +107,10 @@ def of_seedx(steps: int, is_prioritized: bool) -> Memory:
   """Returns seedx's replay with the settings of `apex_dqn` or `dqn`."""
   import jax
 
+  from benchmarks.speed import work
   from seedx import envs, replay
   from seedx.acting import local_actor, unroll_store
   from seedx.app import devices
-  from seedx.app.benchmark import work
   from seedx.on_cpu import random_keys
 
   devices.compute_on_own_threads()

@@ -483,7 +483,7 @@ def test_a_wrong_command_line_is_refused_in_one_line(
 
 
 def test_each_command_has_its_own_help(monkeypatch, capsys):
-  for name in ("evaluate", "plot", "export", "compare", "benchmark", "sweep"):
+  for name in ("evaluate", "plot", "export", "compare", "sweep"):
     with pytest.raises(SystemExit) as caught:
       seedx(monkeypatch, name, "--help")
     assert caught.value.code == 0

@@ -63,7 +63,7 @@ _COMMANDS = [
 ]
 # Commands that run other commands, or need minutes; see `planted_test` and
 # `ray_test`.
-_NOT_HERE = {"compare", "sweep", "benchmark"}
+_NOT_HERE = {"compare", "sweep"}
 
 
 @pytest.mark.slow

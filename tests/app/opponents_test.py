@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.speed import work
 from experiments import anakin_dqn, anakin_ppo
 from experiments import impala as impala_experiment
 from experiments import ppo as ppo_experiment
@@ -17,7 +18,6 @@ from seedx import app, checkpoint, envs, types, wire
 from seedx.acting import unroll_actor
 from seedx.agents import acting_step, alphazero, dqn, ppo, r2d2
 from seedx.app import evaluate, opponent, roles, training
-from seedx.app.benchmark import work
 from seedx.app.runs import checkpointer, evaluations, records
 from seedx.app.settings import configs, opponents
 from seedx.envs import functional

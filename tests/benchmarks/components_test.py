@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import accelerator, components, matrix_products
-from seedx.app.benchmark import work
+from benchmarks.speed import work
 
 
 def test_operations_of_products_and_convolutions_are_counted():

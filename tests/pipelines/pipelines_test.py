@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks.speed import work
 from seedx import envs, replay, trees, types
 from seedx.acting import local_actor, protocol, thin_actor
 from seedx.agents import (
@@ -27,7 +28,6 @@ from seedx.agents import (
   sac,
   vtrace,
 )
-from seedx.app.benchmark import work
 from seedx.learning import learner, replay_source
 from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
 from seedx.pipelines.gorila import worker

@@ -49,9 +49,10 @@ def settings():
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(command_line, "parse", read)
-    for name in {*_PROGRAMS} - {"join"}:
+    modules = [_PROGRAMS[name] for name in {*_PROGRAMS} - {"join"}]
+    for module in (*modules, "benchmarks.speed.__main__"):
       with pytest.raises(_ReadError):
-        importlib.import_module(_PROGRAMS[name]).main([])
+        importlib.import_module(module).main([])
     for name in experiments.shipped():
       module = experiments.load_module(name)
       for agent in module.EXPERIMENT.agents or ("",):

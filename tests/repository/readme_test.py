@@ -63,7 +63,7 @@ class Run:
 def init(project, dir, config, id, resume):
   return Run()
 """
-_TOOLS = ("arena", "evaluate", "export", "plot", "certificates", "benchmark")
+_TOOLS = ("arena", "evaluate", "export", "plot", "certificates")
 
 
 def name_of(page):

@@ -67,7 +67,6 @@ def test_help_lists_all_commands_and_experiments(
     ("seedx compare --experiments nothing", "found 'nothing'"),
     ("seedx sweep nothing", "found 'nothing'"),
     ("seedx sweep ppo --trials 0", "--trials from 1 to"),
-    ("seedx benchmark --seconds 0", "--seconds of at least 1"),
     ("seedx certificates", "expected DIRECTORY"),
   ],
 )

@@ -48,7 +48,6 @@ _PROGRAMS = (
   "studies.compare",
   "studies.sweep",
   "certificates",
-  "benchmark.main",
 )
 
 

@@ -8,8 +8,9 @@ import types as types_lib
 import numpy as np
 import pytest
 
+from benchmarks.speed import __main__ as speed
+from benchmarks.speed import figures, runs, work
 from seedx import types
-from seedx.app.benchmark import figures, main, runs, work
 from seedx.app.studies import trials
 from tests import conftest
 
@@ -187,13 +188,13 @@ def test_a_disturbed_run_has_no_ratios_and_a_reason(
   outside = types_lib.SimpleNamespace(cores=parts)
   for where, name, value in (
     (runs.cpu_time, "Others", lambda: outside),
-    (runs.work_lib, "measure", lambda *_: WORK),
+    (runs.work, "measure", lambda *_: WORK),
     (runs.trials, "Running", lambda *_: trial),
     (runs, "sampled", lambda *_: samples),
   ):
     monkeypatch.setattr(where, name, value)
   words = ["--experiments", "impala", "--quick"]
-  assert main.main([*words, "--output", str(tmp_path / "found.jsonl")]) == 0
+  assert speed.main([*words, "--output", str(tmp_path / "found.jsonl")]) == 0
   out = capsys.readouterr().out
   cores = max(parts, (end - start) / 2)
   assert f"| outside processes | {cores:.3g} | cores |" in out
@@ -215,7 +216,7 @@ def test_commas_before_numbers_do_not_separate_experiments():
 @pytest.mark.parametrize("words", ["", "0,impala", "ppo,a2c --epochs 3"])
 def test_a_wrong_experiment_is_refused_in_one_line(words, capsys):
   with pytest.raises(SystemExit) as caught:
-    main.main(["--experiments", words])
+    speed.main(["--experiments", words])
   assert caught.value.code == 2
   assert capsys.readouterr().err.startswith("error: ")
 
@@ -226,7 +227,7 @@ def test_all_figures_are_present_and_consistent(tmp_path, capsys):
   wrong = "impala --learner-devices 99"  # This experiment is skipped.
   words = ["--experiments", f"{wrong},{SEED}", "--output", str(output)]
   words = ["--quick", *words, "--seconds", "4"]
-  assert main.main(words) == 1
+  assert speed.main(words) == 1
   first, *lines = [json.loads(x) for x in output.read_text().splitlines()]
   assert first["machine"]["devices"].endswith("CPU")
   assert all(np.isfinite(x["value"]) for x in lines)

@@ -1,7 +1,7 @@
 """Compares the speed of a run with the cost of its parts.
 
-  seedx benchmark --quick
-  seedx benchmark --experiments "seed_vtrace,impala,apex_dqn --hidden-sizes 64"
+  python -m benchmarks.speed --quick
+  python -m benchmarks.speed --experiments "seed_vtrace,dqn --hidden-sizes 64"
 
 The benchmark measures environments, acting and learning, each alone. The costs
 of these parts set an upper bound on this machine's env steps per second. Then
@@ -11,8 +11,8 @@ table and in a file with one JSON line per figure. A repetition has no ratios if
 processes outside the benchmark kept more than 0.1 cores busy. To measure how a
 pipeline scales, name an experiment several times, with different options:
 
-  seedx benchmark --experiments "impala --num-actors 1,impala --num-actors 4"
-  seedx benchmark --experiments "impala,impala --learner-devices 0,1"
+  python -m benchmarks.speed --experiments "impala,impala --num-actors 4"
+  python -m benchmarks.speed --experiments "impala,impala --learner-devices 0,1"
 
 The environment variable XLA_FLAGS=--xla_force_host_platform_device_count=2
 makes JAX treat a CPU as two devices.
@@ -31,7 +31,7 @@ _QUICK_SECONDS = 8.0
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Options of `seedx benchmark`.
+  """Options of the program.
 
   Attributes:
     experiments: experiments to measure, as A,B; each may have its own options.
@@ -61,13 +61,13 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the benchmark; returns its exit status."""
   return command_line.run(
-    _benchmark, Options(), "seedx benchmark", __doc__, argv
+    _benchmark, Options(), "python -m benchmarks.speed", __doc__, argv
   )
 
 
 def _benchmark(options: Options) -> int:
   experiments = trials.experiments_of(options.experiments)
-  from seedx.app.benchmark import figures, runs, work  # These import JAX.
+  from benchmarks.speed import figures, runs, work  # These import JAX.
 
   for words in experiments:
     # Refuses a wrong option before anything is measured.

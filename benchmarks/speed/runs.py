@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.speed import work
+from benchmarks.speed.figures import Figure
 from seedx import signals, types
 from seedx.app import scratch
-from seedx.app.benchmark import work as work_lib
-from seedx.app.benchmark.figures import Figure
 from seedx.app.studies import trials
 from seedx.metrics import cpu_time
 
@@ -69,9 +69,9 @@ def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
   """
   cores = len(os.sched_getaffinity(0))
   outside = cpu_time.Others()
-  work = work_lib.measure(words, env, _PART * seconds)
+  costs = work.measure(words, env, _PART * seconds)
   outside_cores = [outside.cores]
-  trial = trials.Trial("run", work_lib.words_of(words, env))
+  trial = trials.Trial("run", work.words_of(words, env))
   stop = threading.Event()
   with (
     signals.stopping(stop) as ending,
@@ -86,7 +86,7 @@ def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
   busy = cores_used(running.pid, samples)
   outside_cores.append(outside_used(samples))
   reported = [x for x in outside_cores if x is not None]
-  figures = figures_of(work, samples, busy, cores)
+  figures = figures_of(costs, samples, busy, cores)
   return with_outside(figures, max(reported, default=None)), 0
 
 
@@ -180,7 +180,7 @@ def why_no_ratios(figures: Sequence[Figure]) -> str:
 
 
 def figures_of(
-  work: work_lib.OwnWork,
+  costs: work.OwnWork,
   samples: Sequence[Sample],
   busy: tuple[float, float],
   cores: int,
@@ -188,7 +188,7 @@ def figures_of(
   """Returns the figures of an experiment's parts, and of a run.
 
   Args:
-    work: costs of the experiment's parts.
+    costs: costs of the experiment's parts.
     samples: samples of the run.
     busy: result of `cores_used`.
     cores: number of cores of this machine.
@@ -198,16 +198,16 @@ def figures_of(
     for name in ("steps_per_second", *_METRICS)
   }
   metrics = {k: statistics.median(x) for k, x in values.items() if x}
-  rate, bound = metrics.pop("steps_per_second"), cores / work.total
-  learner = busy[0] / rate - (work.total - work.elsewhere)
-  others = busy[1] / rate - work.elsewhere
+  rate, bound = metrics.pop("steps_per_second"), cores / costs.total
+  learner = busy[0] / rate - (costs.total - costs.elsewhere)
+  others = busy[1] / rate - costs.elsewhere
   idle = 1.0 - sum(busy) / cores
-  alone = work.alone_per_second
+  alone = costs.alone_per_second
   figures = [
     Figure("environments alone", "env steps/s", alone),
-    Figure("environments", "CPU us/env step", 1e6 * work.environments),
-    Figure("acting", "CPU us/env step", 1e6 * work.acting),
-    Figure("learning", "CPU us/env step", 1e6 * work.learning),
+    Figure("environments", "CPU us/env step", 1e6 * costs.environments),
+    Figure("acting", "CPU us/env step", 1e6 * costs.acting),
+    Figure("learning", "CPU us/env step", 1e6 * costs.learning),
     Figure("bound", "env steps/s", bound),
     Figure("run", "env steps/s", rate),
     Figure("run over bound", "", rate / bound),
@@ -216,7 +216,7 @@ def figures_of(
     Figure("learner beside work", "CPU us/env step", 1e6 * learner),
     Figure("other processes beside work", "CPU us/env step", 1e6 * others),
   ]
-  if steps := work.sizes.message_steps:
+  if steps := costs.sizes.message_steps:
     figures += [
       Figure(f"{name} beside work", "CPU ms/message", 1e3 * cost * steps)
       for name, cost in (

@@ -1,1 +1,0 @@
-"""Comparison of a run's speed with the cost of its parts; see `main`."""
