@@ -7,10 +7,9 @@ between -1 and 1, see `action_vectors`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, Self
 
-import dm_env
 import jax
 import jax.numpy as jnp
 
@@ -20,6 +19,7 @@ from seedx.agents import (
   base,
   models,
   optimizers,
+  policies,
   replay_windows,
 )
 
@@ -27,9 +27,6 @@ from seedx.agents import (
 REPLAY = replay.Config(
   replay_min_steps=1_000, replay_batch_size=256, replay_ratio=256.0
 )
-
-# Maps actions `[T, B, A]` of a batch to Q-values `[T, B, C]` of the critics.
-QFunction = Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,92 +69,6 @@ class Config(replay_windows.Config):
     return self
 
 
-class Proposal(NamedTuple):
-  """Actions of a policy, as learning evaluates them.
-
-  Attributes:
-    action: `[..., A]`, actions; or probabilities of discrete actions.
-    log_prob: `[...]`, log pi(a | s), or its mean over discrete actions; 0 for a
-      deterministic policy.
-    entropy_bonus: `[...]`, -alpha log pi(a | s), added to the state's value.
-  """
-
-  action: jax.Array
-  log_prob: jax.Array
-  entropy_bonus: jax.Array
-
-
-class Policy(Protocol):
-  """The functions and numbers in which agents with critics differ.
-
-  Parameters are in groups, "actor", "critic" and perhaps others. Outputs of the
-  actor are `[..., P]`. Noise is `[..., A]`, normal of mean 0 and variance 1.
-
-  Attributes:
-    num_parameters: P.
-    rates: name of each group's learning rate, see `optimizers.Optimizer.make`.
-    target_groups: groups with target parameters.
-    actor_period: updates between two updates of all groups but the critics.
-  """
-
-  @property
-  def num_parameters(self) -> int:
-    """P."""
-
-  @property
-  def rates(self) -> Mapping[str, str]:
-    """See the class."""
-
-  @property
-  def target_groups(self) -> Sequence[str]:
-    """See the class."""
-
-  @property
-  def actor_period(self) -> int:
-    """See the class."""
-
-  def others(self) -> dict[str, types.Tree]:
-    """Returns initial parameters of the other groups."""
-
-  def explore(
-    self,
-    outputs: jax.Array,
-    noise: jax.Array,
-    exploration: jax.Array,
-    hyperparameters: Mapping[str, jax.Array],
-  ) -> jax.Array:
-    """Returns actions to take, `[B, A]`.
-
-    `exploration` is `[B]`, see `types.Inputs`; `hyperparameters` are those of
-    the `AgentState`.
-    """
-
-  def greedy(self, outputs: jax.Array) -> jax.Array:
-    """Returns actions without noise, `[B, A]`."""
-
-  def propose(
-    self,
-    params: types.Tree,
-    outputs: jax.Array,
-    noise: jax.Array,
-    *,
-    smooth: bool = False,
-  ) -> Proposal:
-    """Returns the policy's actions; `smooth` for those of a target."""
-
-  def losses(
-    self,
-    params: types.Tree,
-    proposal: Proposal,
-    q_function: QFunction,
-    step_type: jax.Array,
-  ) -> tuple[dict[str, losses.ActorLoss], dict[str, jax.Array]]:
-    """Returns losses and diagnostics, `[T, B]` each, by name.
-
-    There is a loss for each group but the critics. The proposal is `[T, B]`.
-    """
-
-
 class Acting(NamedTuple):
   """The acting parameters.
 
@@ -190,7 +101,7 @@ class Extras(NamedTuple):
   Attributes:
     outputs: `[B, C, ...]`, outputs of the critics for the action taken.
     policy_outputs: `[B, C, ...]`, outputs for the policy's proposal.
-    entropy_bonus: `[B]`, see `Proposal`.
+    entropy_bonus: `[B]`, see `policies.Proposal`.
   """
 
   outputs: jax.Array
@@ -201,7 +112,7 @@ class Extras(NamedTuple):
 def make(
   spec: types.EnvironmentSpec,
   config: Config,
-  policy: Policy,
+  policy: policies.Policy,
   space: action_vectors.Space,
   axis_name: str | None = None,
   horizon: base.Horizon | None = None,
@@ -287,7 +198,7 @@ class _Pair:
   actor: models.Model
   critic: models.Model
   guide: models.Model  # The critics that `Policy.losses` evaluates.
-  policy: Policy
+  policy: policies.Policy
   space: action_vectors.Space
   windows: replay_windows.Windows
   noise_correlation: float
@@ -300,7 +211,7 @@ class _Pair:
     cls,
     spec: types.EnvironmentSpec,
     config: Config,
-    policy: Policy,
+    policy: policies.Policy,
     space: action_vectors.Space,
     axis_name: str | None,
     atoms: Sequence[float],
@@ -367,7 +278,9 @@ class _Pair:
       proposal_noise = jnp.zeros((1, *noise.shape))
       action = self.policy.greedy(outputs[0])
     else:
-      noise = self._noise(noise_key, inputs.timestep, core_state.noise)
+      noise = policies.noise(
+        noise_key, inputs.timestep, core_state.noise, self.noise_correlation
+      )
       proposal_noise = jax.random.normal(proposal_key, (1, *noise.shape))
       action = self.policy.explore(
         outputs[0], noise, inputs.exploration, acting.hyperparameters
@@ -560,7 +473,10 @@ class _Pair:
     return jax.lax.cond(
       optimizers.is_due(state.updates, period),
       lambda: gradient(learned),
-      lambda: (_filled(nothing, 0.0), _filled(unknown, jnp.nan)),
+      lambda: (
+        jax.tree.map(jnp.zeros_like, nothing),
+        jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), unknown),
+      ),
     )
 
   def critic_losses(
@@ -612,23 +528,6 @@ class _Pair:
     steps = self.windows.steps(self.actor, unroll, discount)
     return steps._replace(action=self.space.normalized(steps.action))
 
-  def _noise(
-    self, rng_key: jax.Array, timestep: dm_env.TimeStep, past: jax.Array
-  ) -> jax.Array:
-    """Returns the noise of a step, `[B, A]`, of mean 0 and variance 1.
-
-    A first-order autoregressive process, that is a discrete Ornstein-Uhlenbeck
-    process, as in Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971,
-    section 3; but in its stationary state from an episode's first step.
-    """
-    fresh = jax.random.normal(rng_key, past.shape)
-    if not self.noise_correlation:
-      return fresh
-    rho = self.noise_correlation
-    first = timestep.step_type == int(dm_env.StepType.FIRST)
-    later = rho * past + (1 - rho**2) ** 0.5 * fresh
-    return jnp.where(first[:, None], fresh, later)
-
   def _act(
     self, variables: models.Variables, view: "_View"
   ) -> tuple[jax.Array, types.Tree]:
@@ -643,16 +542,15 @@ class _Pair:
 
 
 def _optimizer(
-  config: Config, policy: Policy, horizon: base.Horizon | None
+  config: Config, policy: policies.Policy, horizon: base.Horizon | None
 ) -> optimizers.Optimizer:
   if horizon is not None:
     horizon = horizon.with_windows(config.windows.needs.learned_steps)
-  period = policy.actor_period
   return optimizers.Optimizer.make(
     config,
     horizon,
     rates=policy.rates,
-    periods={key: period for key in policy.rates if key != "critic"},
+    periods=dict.fromkeys({*policy.rates} - {"critic"}, policy.actor_period),
   )
 
 
@@ -700,8 +598,3 @@ def _criticize(
 def _network_state(core_state: types.Tree) -> types.Tree:
   """Returns the networks' part of a core state, () for a replay's windows."""
   return core_state.network if isinstance(core_state, CoreState) else core_state
-
-
-def _filled(shapes: types.Tree, value: float) -> types.Tree:
-  """Returns arrays of these shapes and dtypes that are full of a value."""
-  return jax.tree.map(lambda x: jnp.full(x.shape, value, x.dtype), shapes)

@@ -15,7 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import losses, types
-from seedx.agents import action_vectors, base, critics, return_atoms
+from seedx.agents import (
+  action_vectors,
+  base,
+  critics,
+  policies,
+  return_atoms,
+)
 
 # The replay for training in one process.
 REPLAY = critics.REPLAY
@@ -106,7 +112,7 @@ def ladder(num_envs: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Deterministic:
-  """A deterministic policy with noise; see `critics.Policy`."""
+  """A deterministic policy with noise; see `policies.Policy`."""
 
   config: Config
   num_parameters: int
@@ -119,11 +125,11 @@ class _Deterministic:
 
   @property
   def actor_period(self) -> int:
-    """See `critics.Policy`."""
+    """See `policies.Policy`."""
     return self.config.actor_period
 
   def others(self) -> dict[str, types.Tree]:
-    """See `critics.Policy`."""
+    """See `policies.Policy`."""
     return {}
 
   def explore(
@@ -133,14 +139,14 @@ class _Deterministic:
     exploration: jax.Array,
     hyperparameters: Mapping[str, jax.Array],
   ) -> jax.Array:
-    """See `critics.Policy`."""
+    """See `policies.Policy`."""
     scale = hyperparameters["noise_scale"]
     if self.config.noise_ladder:
       scale = scale * exploration[:, None]
     return jnp.clip(self.greedy(outputs) + scale * noise, -1.0, 1.0)
 
   def greedy(self, outputs: jax.Array) -> jax.Array:
-    """See `critics.Policy`."""
+    """See `policies.Policy`."""
     return jnp.tanh(outputs)
 
   def propose(
@@ -150,8 +156,8 @@ class _Deterministic:
     noise: jax.Array,
     *,
     smooth: bool = False,
-  ) -> critics.Proposal:
-    """See `critics.Policy`; Fujimoto et al. 2018, equation 15."""
+  ) -> policies.Proposal:
+    """See `policies.Policy`; Fujimoto et al. 2018, equation 15."""
     del params
     action = self.greedy(outputs)
     if smooth and self.config.target_noise:
@@ -159,16 +165,16 @@ class _Deterministic:
       noise = jnp.clip(self.config.target_noise * noise, -limit, limit)
       action = jnp.clip(action + noise, -1.0, 1.0)
     zeros = jnp.zeros(action.shape[:-1], action.dtype)
-    return critics.Proposal(action, zeros, zeros)
+    return policies.Proposal(action, zeros, zeros)
 
   def losses(
     self,
     params: types.Tree,
-    proposal: critics.Proposal,
-    q_function: critics.QFunction,
+    proposal: policies.Proposal,
+    q_function: policies.QFunction,
     step_type: jax.Array,
   ) -> tuple[dict[str, losses.ActorLoss], dict[str, jax.Array]]:
-    """See `critics.Policy`; the first critic guides the actor."""
+    """See `policies.Policy`; the first critic guides the actor."""
     del params
     limit = self.config.action_gradient_clip or None
     action = jax.lax.stop_gradient(proposal.action)

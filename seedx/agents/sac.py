@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx import distributions, losses, types
-from seedx.agents import action_vectors, base, critics
+from seedx.agents import action_vectors, base, critics, policies
 
 # The replay for training in one process.
 REPLAY = critics.REPLAY
@@ -67,11 +67,11 @@ class Config(critics.Config):
 
 @dataclasses.dataclass(frozen=True)
 class _Soft:
-  """A stochastic policy and its temperature; see `critics.Policy`.
+  """A stochastic policy and its temperature; see `policies.Policy`.
 
   Attributes:
     config: hyper-parameters.
-    num_parameters: see `critics.Policy`.
+    num_parameters: see `policies.Policy`.
     target_entropy: entropy of the whole action that the temperature keeps.
   """
 
@@ -88,17 +88,17 @@ class _Soft:
   actor_period = 1
 
   def others(self) -> dict[str, types.Tree]:
-    """See `critics.Policy`; the temperature is log alpha."""
+    """See `policies.Policy`; the temperature is log alpha."""
     return {"temperature": jnp.log(jnp.float32(self.config.temperature))}
 
   def losses(
     self,
     params: types.Tree,
-    proposal: critics.Proposal,
-    q_function: critics.QFunction,
+    proposal: policies.Proposal,
+    q_function: policies.QFunction,
     step_type: jax.Array,
   ) -> tuple[dict[str, losses.ActorLoss], dict[str, jax.Array]]:
-    """See `critics.Policy`."""
+    """See `policies.Policy`."""
     log_temperature = params["temperature"]
     alpha = jax.lax.stop_gradient(jnp.exp(log_temperature))
     per_stream = functools.partial(jax.vmap, in_axes=1, out_axes=1)
@@ -135,13 +135,13 @@ class _SoftGaussian(_Soft):
     exploration: jax.Array,
     hyperparameters: Mapping[str, jax.Array],
   ) -> jax.Array:
-    """See `critics.Policy`."""
+    """See `policies.Policy`."""
     del exploration, hyperparameters  # The policy itself explores.
     mean, scale = self.distribution.moments(outputs)
     return jnp.tanh(mean + scale * noise)
 
   def greedy(self, outputs: jax.Array) -> jax.Array:
-    """See `critics.Policy`."""
+    """See `policies.Policy`."""
     mean, _ = self.distribution.moments(outputs)
     return jnp.tanh(mean)
 
@@ -152,11 +152,11 @@ class _SoftGaussian(_Soft):
     noise: jax.Array,
     *,
     smooth: bool = False,
-  ) -> critics.Proposal:
-    """See `critics.Policy`."""
+  ) -> policies.Proposal:
+    """See `policies.Policy`."""
     del smooth  # The policy is stochastic.
     action, log_prob = self.distribution.sample(outputs, noise)
-    return critics.Proposal(action, log_prob, self._bonus(params, log_prob))
+    return policies.Proposal(action, log_prob, self._bonus(params, log_prob))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,13 +170,13 @@ class _SoftChoices(_Soft):
     exploration: jax.Array,
     hyperparameters: Mapping[str, jax.Array],
   ) -> jax.Array:
-    """See `critics.Policy`; the largest element is a sample (Gumbel)."""
+    """See `policies.Policy`; the largest element is a sample (Gumbel)."""
     del exploration, hyperparameters  # The policy itself explores.
     uniform = jnp.clip(jax.scipy.stats.norm.cdf(noise), 1e-6, 1.0 - 1e-6)
     return outputs - jnp.log(-jnp.log(uniform))
 
   def greedy(self, outputs: jax.Array) -> jax.Array:
-    """See `critics.Policy`."""
+    """See `policies.Policy`."""
     return outputs
 
   def propose(
@@ -186,10 +186,10 @@ class _SoftChoices(_Soft):
     noise: jax.Array,
     *,
     smooth: bool = False,
-  ) -> critics.Proposal:
-    """See `critics.Policy`."""
+  ) -> policies.Proposal:
+    """See `policies.Policy`."""
     del noise, smooth
     log_probs = jax.nn.log_softmax(outputs)
     probs = jnp.exp(log_probs)
     log_prob = jnp.sum(probs * log_probs, axis=-1)
-    return critics.Proposal(probs, log_prob, self._bonus(params, log_prob))
+    return policies.Proposal(probs, log_prob, self._bonus(params, log_prob))

@@ -10,7 +10,6 @@ from typing import Self
 
 from seedx import files as files_lib
 from seedx import types
-from seedx.app import directory
 from seedx.app.runs import (
   checkpointer,
   evaluations,
@@ -95,9 +94,7 @@ class Config(checkpointer.Config, evaluations.Config, warm_start.Config):
 
 
 @contextlib.contextmanager
-def opened(
-  files: directory.Config, record: records.Record
-) -> Iterator[pathlib.Path]:
+def opened(files: Config, record: records.Record) -> Iterator[pathlib.Path]:
   """Makes and locks the directory of a run."""
   path = os.path.expanduser(files.resumed or files.run_dir)
   if path:

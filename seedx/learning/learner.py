@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import metrics, sharding, types
-from seedx import replay as replay_lib
+from seedx import metrics, replay, sharding, types
 from seedx.agents import base
 from seedx.learning import (
   blocking,
@@ -66,7 +65,7 @@ class Config(hosts.Config):
     self,
     total_steps: int,
     batch_steps: int,
-    replay: replay_lib.Config | None = None,
+    replay: replay.Config | None = None,
     num_envs: int = 0,
   ) -> plans.Plan:
     """Returns the amounts of experience of a run; see `plans.Plan`."""
@@ -93,7 +92,7 @@ class Config(hosts.Config):
         f" {self.micro_batches}, found {size}"
       )
 
-  def parts_of_unrolls(self, replay: replay_lib.Config | None) -> int:
+  def parts_of_unrolls(self, replay: replay.Config | None) -> int:
     """Returns the number of equal parts into which a batch of unrolls is split.
 
     The number is `parts`; or `num_cores` with a replay, whose samples are then

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from seedx import losses, metrics, sharding, types
 from seedx.agents import base
 from seedx.learning import experience, learner, updates
-from seedx.runtime import hosts as hosts_lib
+from seedx.runtime import hosts
 
 
 class Inputs(NamedTuple):
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
   version: types.Array
   rng_key: types.Array
   batch: types.Tree
-  reports: hosts_lib.Report
+  reports: hosts.Report
 
 
 class Result(NamedTuple):
@@ -39,7 +39,7 @@ class Result(NamedTuple):
   state: base.AgentState | tuple[()]
   output: types.LossOutput
   skipped: jax.Array
-  reports: hosts_lib.Report
+  reports: hosts.Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ class MultihostLearner(learner.Learner):
     source: experience.Experience,
     rng_key: jax.Array,
     *,
-    hosts: hosts_lib.Hosts,
+    hosts: hosts.Hosts,
     **options: Any,
   ) -> None:
     """Makes the learner of one host; see `learner.Learner` for the arguments.
@@ -193,7 +193,7 @@ class MultihostLearner(learner.Learner):
     return self._with_report(report, batch.parts if batch else self._nothing)
 
   def _with_report(
-    self, report: hosts_lib.Report, parts: Sequence[types.Tree]
+    self, report: hosts.Report, parts: Sequence[types.Tree]
   ) -> Inputs:
     # The sum over all cores thus has each host's report once.
     of_cores = [report, *(self._hosts.empty_report() for _ in self.cores[1:])]
@@ -212,14 +212,14 @@ class MultihostLearner(learner.Learner):
     self._hosts.add_reports(result.reports)
 
 
-def _summed(reports: hosts_lib.Report) -> hosts_lib.Report:
+def _summed(reports: hosts.Report) -> hosts.Report:
   """Returns the sum of all hosts' reports, from one report on each core."""
   of_core = jax.tree.map(lambda leaf: leaf[0], reports)
   return losses.sum_over_cores(of_core, sharding.CORES)
 
 
 def _unless_idle(
-  before: base.AgentState, result: updates.Result, reports: hosts_lib.Report
+  before: base.AgentState, result: updates.Result, reports: hosts.Report
 ) -> Result:
   """Returns the result, with the old state if no host had a batch."""
   state = jax.tree.map(

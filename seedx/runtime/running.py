@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from seedx import metrics
-from seedx.runtime import hangs, hosts
-from seedx.runtime import process as process_lib
+from seedx.runtime import hangs, hosts, process
 
 # A compilation cannot be interrupted; everything else stops at once.
 _STOP_SECONDS = 60.0
@@ -14,8 +13,8 @@ _POLL_SECONDS = 0.02
 
 
 def run(
-  process: process_lib.Process,
-  context: process_lib.Context,
+  process: process.Process,
+  context: process.Context,
   sinks: Sequence[metrics.Sink] = (),
   log_seconds: float = 0.5,
   check: Callable[[], None] = lambda: None,
@@ -144,7 +143,7 @@ class ThreadGroup:
 
 
 def _polls(
-  process: process_lib.Process, context: process_lib.Context, log_seconds: float
+  process: process.Process, context: process.Context, log_seconds: float
 ) -> Iterator[None]:
   """Yields at intervals until the other threads have done the work."""
   done = process.done or (lambda: process.clock.is_over)

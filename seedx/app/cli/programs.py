@@ -16,8 +16,7 @@ from seedx import envs, join, metrics, output, types
 from seedx.app import compiled, devices, requests, roles, training
 from seedx.app.cli import command_line
 from seedx.app.runs import foreign_code, records, resuming, run_folders
-from seedx.app.settings import configs, experiments, wording
-from seedx.app.settings import presets as presets_lib
+from seedx.app.settings import configs, experiments, presets, wording
 from seedx.launch import config as launch_config
 from seedx.launch import instances, joining, topology
 from seedx.metrics import cpu_time
@@ -111,7 +110,7 @@ def read(
 
 def _defaults(
   experiment: experiments.Experiment[Any], name: str, argv: Sequence[str]
-) -> tuple[requests.Request, list[presets_lib.Changes]]:
+) -> tuple[requests.Request, list[presets.Changes]]:
   """Returns the defaults of a command line, and the presets that changed them.
 
   Defaults and presets depend on the environment, the agent and the run to

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import seedx
 from seedx import types
-from seedx.app.settings import configs
-from seedx.app.settings import presets as presets_lib
+from seedx.app.settings import configs, presets
 
 if TYPE_CHECKING:  # These modules import JAX.
   from seedx.agents import base
@@ -48,8 +47,8 @@ class Experiment(Generic[C]):
   """
 
   config: C
-  images: presets_lib.Preset | None = None
-  continuous: presets_lib.Preset | None = None
+  images: presets.Preset | None = None
+  continuous: presets.Preset | None = None
   recurrent: Callable[[C], C] | None = None
   agents: "Mapping[str, base.Config]" = dataclasses.field(default_factory=dict)
   by_agent: Mapping[str, Callable[[C], C]] = dataclasses.field(
@@ -59,12 +58,12 @@ class Experiment(Generic[C]):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for presets of another type or purpose."""
     for kind, preset in self._by_kind.items():
-      if not isinstance(preset, presets_lib.Preset | None):
+      if not isinstance(preset, presets.Preset | None):
         raise types.ConfigError(
           "expected presets for images and continuous actions made by"
           f" app.preset, found {preset}"
         )
-      expected = presets_lib.PURPOSES[kind]
+      expected = presets.PURPOSES[kind]
       if preset is not None and preset.purpose(kind) not in expected:
         raise types.ConfigError(
           f"expected presets for {kind} for one of {', '.join(expected)}, found"
@@ -95,14 +94,14 @@ class Experiment(Generic[C]):
     return dataclasses.replace(config, agent=self.agents[agent])
 
   def with_presets(
-    self, config: C, agent: str = "", presets: str = "auto"
-  ) -> tuple[C, list[presets_lib.Changes]]:
+    self, config: C, agent: str = "", kind: str = "auto"
+  ) -> tuple[C, list[presets.Changes]]:
     """Returns a config with presets applied, and each preset's changes.
 
     Args:
       config: config of the pipeline.
       agent: name of its agent in `agents`; empty for the default agent.
-      presets: the kind of environment whose presets apply: "small", "images",
+      kind: the kind of environment whose presets apply: "small", "images",
         "continuous", "none", or "auto" for the kinds of `config.env`.
 
     Raises:
@@ -110,11 +109,11 @@ class Experiment(Generic[C]):
         no such presets.
     """
     applied, agent = [], agent or self.default_agent
-    for name, measured, change in self._presets(config, agent, presets):
+    for name, measured, change in self._presets(config, agent, kind):
       # The config of a named agent has the agent's preset already.
       before = self._with_only(agent) if name == agent else config
       values = configs.differing(before, change(before))
-      applied.append(presets_lib.Changes(name, values, measured))
+      applied.append(presets.Changes(name, values, measured))
       config = change(config)
     return config, applied
 
@@ -128,7 +127,7 @@ class Experiment(Generic[C]):
       )
     kinds: Sequence[str] = [kind]
     if kind == "auto":
-      kinds = presets_lib.kinds(config.env, self.images, self.continuous)
+      kinds = presets.kinds(config.env, self.images, self.continuous)
     for kind in kinds:
       preset = self._by_kind.get(kind)
       if preset is None:
@@ -136,14 +135,14 @@ class Experiment(Generic[C]):
       name = preset.purpose(kind)
       # Small tasks have been measured with every agent, others only with the
       # default one.
-      is_default = preset is presets_lib.SMALL or agent == self.default_agent
+      is_default = preset is presets.SMALL or agent == self.default_agent
       measured = preset.measured and is_default
-      yield name, measured, presets_lib.with_agents(preset, name)
+      yield name, measured, presets.with_agents(preset, name)
     if self.recurrent and getattr(config.agent, "recurrent", False):
-      yield "a memory", presets_lib.is_measured(self.recurrent), self.recurrent
+      yield "a memory", presets.is_measured(self.recurrent), self.recurrent
     if agent in self.by_agent:
       agent_preset = self.by_agent[agent]
-      yield agent, presets_lib.is_measured(agent_preset), agent_preset
+      yield agent, presets.is_measured(agent_preset), agent_preset
 
   def changed(self, agent: str = "") -> list[str]:
     """Returns the settings that presets change, most frequent first.
@@ -167,11 +166,11 @@ class Experiment(Generic[C]):
   @property
   def kinds(self) -> tuple[str, ...]:
     """The values of `--presets`."""
-    presets = {"auto": True, "none": True, **self._by_kind}
-    return tuple(kind for kind in presets_lib.KINDS if presets[kind])
+    has = {"auto": True, "none": True, **self._by_kind}
+    return tuple(kind for kind in presets.KINDS if has[kind])
 
   @property
-  def _by_kind(self) -> Mapping[str, presets_lib.Preset | None]:
+  def _by_kind(self) -> Mapping[str, presets.Preset | None]:
     """The presets for kinds of environments; None for one that it lacks."""
     agents: Sequence[Any] = [self.config.agent, *self.agents.values()]
     has_small = any(
@@ -179,7 +178,7 @@ class Experiment(Generic[C]):
       for agent in agents
     )
     return {
-      "small": presets_lib.SMALL if has_small else None,
+      "small": presets.SMALL if has_small else None,
       "images": self.images,
       "continuous": self.continuous,
     }

@@ -11,8 +11,7 @@ import tree
 from seedx import envs, sharding, types
 from seedx.agents import acting_step, base
 from seedx.envs import env_specs, functional
-from seedx.learning import learner as learner_lib
-from seedx.learning import plans, replay_source, updates
+from seedx.learning import learner, plans, replay_source, updates
 from seedx.on_cpu import random_keys
 from seedx.pipelines.anakin import fault_counts
 
@@ -133,7 +132,7 @@ class Program:
     env: envs.Config,
     agent: base.Config,
     num_envs: int,
-    learner: learner_lib.Config,
+    learner: learner.Config,
     plan: plans.Plan,
   ) -> None:
     """Makes the environment and the agent; `num_envs` is over all cores.

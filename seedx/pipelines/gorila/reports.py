@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from seedx import metrics, types, wire
-from seedx import replay as replay_lib
+from seedx import metrics, replay, types, wire
 from seedx.acting import episodes, sessions
 from seedx.agents import base
 from seedx.launch import admission
@@ -130,7 +129,7 @@ class Reports:
     self,
     connected: sessions.Sessions,
     is_ready: Callable[[], bool],
-    replay: replay_lib.Config,
+    replay: replay.Config,
     needs: base.Needs,
   ) -> None:
     """Starts all totals at 0.

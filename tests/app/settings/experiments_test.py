@@ -188,7 +188,7 @@ def test_the_result_states_the_cpu_time_of_processes_outside_the_run(
   program, words, printed, monkeypatch, capsys, tmp_path
 ):
   line = {"episode_return": None, "episodes": 0, "learner_steps": 1}
-  ended = training.Run(tmp_path, {**line, "env_steps": 10**9})
+  ended = training.Run(tmp_path, {"env_steps": 10**9, **line})
   outside = types_lib.SimpleNamespace(seconds=12.3, cores=0.41)
   for where, name, value in (
     (programs_lib.training, "run", lambda *_, **__: ended),
@@ -252,9 +252,9 @@ def test_a_threshold_is_that_of_the_environment_without_options(
   options, judged, tmp_path
 ):
   last = {
+    "env_steps": 20_000,
     "episode_return": 200.0,
     "episodes": 100,
-    "env_steps": 20_000,
     "wall_seconds": 9.0,
     "compile_seconds": 4.0,
   }

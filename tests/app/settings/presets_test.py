@@ -319,7 +319,7 @@ def test_presets_that_an_experiment_lacks_are_refused(capfd):
   with pytest.raises(
     types.ConfigError, match="auto, none, small, images, found"
   ):
-    experiment.with_presets(experiment.config, presets="continuous")
+    experiment.with_presets(experiment.config, kind="continuous")
 
 
 @pytest.mark.parametrize(("name", "agent"), PAIRS)
