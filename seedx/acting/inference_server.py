@@ -35,7 +35,7 @@ class InferenceServer:
 
   def open(self, hello: Mapping[str, Any]) -> "Session":
     """Opens a session, see `leases.Leases.open`."""
-    lease = self.leases.open(hello)
+    lease = self.leases.grant(hello)
     device = self._acting.devices[lease.pool]
     return Session(device, lease, functools.partial(self.leases.close, lease))
 

@@ -59,7 +59,7 @@ class Leases:
     """Number of slots of each pool that no actor holds."""
     return [*map(len, self._free)]
 
-  def open(self, hello: Mapping[str, Any]) -> Lease:
+  def grant(self, hello: Mapping[str, Any]) -> Lease:
     """Leases n slots of a pool to an actor whose hello is `{"num_envs": n}`.
 
     Raises:

@@ -67,7 +67,7 @@ class Sessions:
     Raises:
       wire.Refusal: the hello is malformed, or fewer than n slots are free.
     """
-    lease = self.leases.open(hello)
+    lease = self.leases.grant(hello)
     session = Session(
       lease,
       self._exploration[lease.slots],

@@ -429,7 +429,7 @@ class Finder:
 sys.meta_path.insert(0, Finder)
 """
 # The maximum number of seedx's modules and packages in a thin actor.
-_MAX_MODULES = 25
+_MAX_MODULES = 26
 
 
 def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
