@@ -97,7 +97,7 @@ resets-counted-as-steps runtime/counters.py runtime/counters
 replay-ratio-without-carry replay/ratios.py learning/experience
 - self._due += env_steps * self._replay_ratio
 + self._due = env_steps * self._replay_ratio
-version-one-too-high learning/publication.py learning/learner
+version-one-too-high runtime/publication.py learning/learner
 - _Version(on_devices, version)
 + _Version(on_devices, version + 1)
 micro-batches-weigh-alike learning/updates.py learning/learner

@@ -18,10 +18,9 @@ from seedx.learning import (
   inbox,
   pending,
   plans,
-  publication,
   updates,
 )
-from seedx.runtime import hosts, process_parts, progress
+from seedx.runtime import hosts, process_parts, progress, publication
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,7 +311,7 @@ class Learner:
     with self._changing:
       output = result.output._replace(priorities=None)
       # A checkpoint needs the old state if this update hangs.
-      is_done = pending.is_ready(result.skipped)
+      is_done = publication.is_ready(result.skipped)
       old_state = None if is_done else self._state
       outputs = result._replace(state=(), output=output)
       self._pending.append(
@@ -474,7 +473,7 @@ class Learner:
     """Returns whether an update is running; any thread may call it."""
     with self._changing:
       running = [x.result.skipped for x in self._pending]
-    return self._dispatching or not pending.is_ready(running)
+    return self._dispatching or not publication.is_ready(running)
 
   def _zeros(self, shares: Sequence[types.Share]) -> list[types.Tree]:
     """Returns each core's part of a batch of zeros; allocates the replay."""

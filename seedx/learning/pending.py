@@ -9,6 +9,7 @@ import jax
 
 from seedx import types
 from seedx.agents import base
+from seedx.runtime import publication
 
 # Seconds that a checkpoint waits for the running update.
 _COMPUTED_SECONDS = 2.0
@@ -55,15 +56,10 @@ def newest_computed(
   return state, computed
 
 
-def is_ready(nest: types.Tree) -> bool:
-  """Returns whether these arrays can be read without waiting."""
-  return all(leaf.is_ready() for leaf in jax.tree.leaves(nest))
-
-
 def _is_computed(state: types.Tree, timeout_seconds: float) -> bool:
   """Waits for a state; returns whether it is computed without a failure."""
   deadline = time.monotonic() + timeout_seconds
-  while not is_ready(state):
+  while not publication.is_ready(state):
     if time.monotonic() > deadline:
       return False
     time.sleep(0.001)

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from seedx.learning import blocking, experience, pending
+from seedx.learning import blocking, experience
+from seedx.runtime import publication
 from tests.learning import learner_test
 
 
@@ -109,7 +110,7 @@ def test_an_update_runs_from_its_dispatch_to_its_end(
   (batch,) = experience.Once()(shares)
   assert not learner._is_updating()
   with monkeypatch.context() as patch:
-    patch.setattr(pending, "is_ready", lambda nest: not nest)
+    patch.setattr(publication, "is_ready", lambda nest: not nest)
     learner.learn(batch)
     assert learner._is_updating()
   assert seen == [True]

@@ -18,9 +18,9 @@ from dm_env import specs
 
 from seedx import metrics, replay, sharding, trees, types
 from seedx.agents import base, models, ppo, vtrace
-from seedx.learning import experience, learner, pending, publication, updates
+from seedx.learning import experience, learner, pending, updates
 from seedx.pipelines import impala
-from seedx.runtime import progress
+from seedx.runtime import progress, publication
 from tests import conftest, programs, running
 from tests.learning import experience_test
 
@@ -452,7 +452,7 @@ def test_an_update_that_hangs_or_fails_is_not_saved(how, monkeypatch):
   saved_before = jax.device_get(learner_.saved())
   (batch,) = experience.Once()(learner_.shares(unroll_of(5)))
   with monkeypatch.context() as patch:
-    patch.setattr(pending, "is_ready", lambda nest: False)
+    patch.setattr(publication, "is_ready", lambda nest: False)
     learner_.learn(batch)
   steps = saved_before.counts["steps"] + 1
   assert learner_.saved().counts["steps"] == steps
@@ -484,13 +484,13 @@ def test_an_update_begins_with_one_state_on_the_devices(how, monkeypatch):
     *experience.Once()(learner_.shares(unroll_of())),
     *experience.Once()(learner_.shares(unroll_of(5))),
   ]
-  is_ready = pending.is_ready
+  is_ready = publication.is_ready
   with monkeypatch.context() as patch:
-    patch.setattr(pending, "is_ready", lambda nest: False)
+    patch.setattr(publication, "is_ready", lambda nest: False)
     learner_.learn(batches[0])
     if how == "ends":
       jax.block_until_ready(learner_._state)
-      patch.setattr(pending, "is_ready", is_ready)
+      patch.setattr(publication, "is_ready", is_ready)
     learner_.learn(batches[1])
   assert is_kept == [True, how == "runs"]
   learner_.finish()

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import jax
 
 from seedx import sharding, types
-from seedx.learning import pending
 
 
 class Publication:
@@ -62,4 +61,9 @@ class _Version:
 
   def is_computed(self) -> bool:
     """Returns whether acting can use the parameters without waiting."""
-    return pending.is_ready(list(self.on_devices.values()))
+    return is_ready(list(self.on_devices.values()))
+
+
+def is_ready(nest: types.Tree) -> bool:
+  """Returns whether these arrays can be read without waiting."""
+  return all(leaf.is_ready() for leaf in jax.tree.leaves(nest))
