@@ -375,7 +375,7 @@ class Learner:
       **self.blocking.measure(),
     }
 
-  def saved(self) -> process_parts.Saved:
+  def saved(self) -> process_parts.PartState:
     """Returns the newest computed state for a checkpoint, with its counts.
 
     It waits up to two seconds for a running update. An update that takes longer
@@ -405,9 +405,9 @@ class Learner:
       "uncounted_batches": np.int64(uncounted[1]),
       "updates_skipped": np.int64(skipped),
     }
-    return process_parts.Saved(sharding.local(state), counts)
+    return process_parts.PartState(sharding.local(state), counts)
 
-  def restore(self, saved: process_parts.Saved) -> None:
+  def restore(self, saved: process_parts.PartState) -> None:
     """Restores what `saved` returned, before learning starts."""
     state, counts = saved
     self._state = sharding.replicate(state, self._mesh)

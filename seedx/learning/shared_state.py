@@ -76,13 +76,13 @@ class Shared:
   def begin(self, params: types.Tree, statistics: types.Tree) -> None:
     """Replaces the initial state before learning starts; see `base.begin`."""
     state = base.begin(self._agent, params, statistics)
-    self.restore(process_parts.Saved(state, ()))
+    self.restore(process_parts.PartState(state, ()))
 
-  def saved(self) -> process_parts.Saved:
+  def saved(self) -> process_parts.PartState:
     """Returns the state for a checkpoint."""
-    return process_parts.Saved(self.newest()[0], ())
+    return process_parts.PartState(self.newest()[0], ())
 
-  def restore(self, saved: process_parts.Saved) -> None:
+  def restore(self, saved: process_parts.PartState) -> None:
     """Restores what `saved` returned."""
     with self._lock:
       self._state = jax.device_put(saved.agent, self._device)

@@ -171,8 +171,8 @@ class Process:
   Attributes:
     acted: counts of env steps and episodes.
     parts: parts that a checkpoint saves, by name. They are `acted`, `agent`,
-      which saves a `process_parts.Saved`, and others. A part whose state is in
-      other processes also has `form()`, which returns the state's shapes.
+      which saves a `process_parts.PartState`, and others. A part whose state
+      is in other processes also has `form()`, which returns its shapes.
     begin: takes parameters and statistics that replace the initial ones, see
       `base.begin`; called before the process runs. None if unsupported.
     replay: replay that the run learns from; None if there is none. The replay
@@ -247,7 +247,7 @@ class Process:
     for name, part in self.parts.items():
       state = saved[name]
       if name == _AGENT:
-        state = process_parts.Saved(state, saved[_COUNTS])
+        state = process_parts.PartState(state, saved[_COUNTS])
       part.restore(state)
 
   def measure(self) -> dict[str, metrics.Value]:

@@ -24,7 +24,7 @@ class Part(Protocol):
     """Continues from a saved state; called before the process runs."""
 
 
-class Saved(NamedTuple):
+class PartState(NamedTuple):
   """The saved state of the part `agent` of a process.
 
   Attributes:

@@ -152,7 +152,7 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
     parts = dict(self.parts)
     if pipeline == "gorila":
       # The state that the parameter servers will receive.
-      state = process_parts.Saved(parts["agent"]._restored, ())
+      state = process_parts.PartState(parts["agent"]._restored, ())
       parts["agent"] = mock.Mock(saved=lambda: state)
     record(run=dataclasses.replace(self, parts=parts).saved())
 

@@ -286,7 +286,7 @@ def test_a_restore_is_repeated_if_the_server_stops_meanwhile(
   with Servers(tmp_path, agent, SIZE, 1) as servers:
     addresses = admission.Addresses(1, servers.addresses)
     states = saved_shards.SavedShards(agent, addresses, threading.Event())
-    states.restore(process_parts.Saved(start, ()))
+    states.restore(process_parts.PartState(start, ()))
     states.give_restored()
     assert states.are_ready()
     state = states.saved().agent

@@ -173,7 +173,7 @@ def test_a_run_may_have_a_clock_of_updates(tmp_path):
 
   acted = counters.ActingCounts()
   agent = types_lib.SimpleNamespace(
-    saved=lambda: process_parts.Saved({"params": 1.0}, np.int64(updates))
+    saved=lambda: process_parts.PartState({"params": 1.0}, np.int64(updates))
   )
   made = make(
     parts={"acted": acted, "agent": agent},

@@ -254,7 +254,7 @@ def test_a_foreign_certificate_of_a_parameter_server_is_reported(
   with serving(server_of(files["strangers"])) as (address, calls):
     addresses = admission.Addresses(1, [address], ours)
     shards = saved_shards.SavedShards(agent, addresses, threading.Event(), ours)
-    shards.restore(process_parts.Saved(start, ()))
+    shards.restore(process_parts.PartState(start, ()))
     with pytest.raises(wire.WireError, match=MISTAKES["authority"]):
       shards.give_restored()
   assert f"learner: {address}: " in capfd.readouterr().err

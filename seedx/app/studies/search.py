@@ -146,7 +146,7 @@ class Draws(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed:
+class DrawList:
   """Draws that do not depend on scores."""
 
   examples: Sequence[Mapping[str, str]]
@@ -163,7 +163,7 @@ class Fixed:
     """Does nothing."""
 
 
-class Guided:
+class TpeDraws:
   """Draws near those with high scores: Optuna's TPE sampler.
 
   Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization".

@@ -168,12 +168,12 @@ def _sweep(options: Options) -> int:
   space = search.space(options.search, kinds)
   draws: search.Draws
   if options.method == "tpe":
-    draws = search.Guided(space, options.trials, options.seed)
+    draws = search.TpeDraws(space, options.trials, options.seed)
   elif options.method == "grid":
-    draws = search.Fixed(search.grid(space))
+    draws = search.DrawList(search.grid(space))
   else:
     drawn = search.drawn(space, options.trials, options.seed)
-    draws = search.Fixed(drawn)
+    draws = search.DrawList(drawn)
   for x in draws.examples:  # Refuses a wrong value before hours of training.
     trials.read([*words, *_words(x)])
   ends: pool.Ends = pool.never

@@ -231,7 +231,7 @@ class Training:
       agent = jax.tree.map(lambda x: x[0], agent)
     return self._acting(agent)
 
-  def saved(self) -> process_parts.Saved:
+  def saved(self) -> process_parts.PartState:
     """Returns the state to save, with the replay; any thread may call it."""
     with self._changing:
       state = jax.tree.map(jnp.copy, self._one.kept(self._state))
@@ -245,9 +245,9 @@ class Training:
         "updates_skipped": np.int64(self._num_skipped),
         "returns": {str(k): x.saved() for k, x in self._returns.items()},
       }
-    return process_parts.Saved(state.agent, counts)
+    return process_parts.PartState(state.agent, counts)
 
-  def restore(self, saved: process_parts.Saved) -> None:
+  def restore(self, saved: process_parts.PartState) -> None:
     """Continues from a saved state."""
     agent, counts = saved
     acting = counts["acting"]._replace(agent=agent)

@@ -58,15 +58,15 @@ class SavedShards:
     # The state of the servers at the end of the run.
     self._last: base.AgentState | None = None
 
-  def form(self) -> process_parts.Saved:
+  def form(self) -> process_parts.PartState:
     """Returns the shapes of the state of all shards together."""
     zeros = [
       jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), form)
       for form in self._form
     ]
-    return process_parts.Saved(self._joined(zeros), ())
+    return process_parts.PartState(self._joined(zeros), ())
 
-  def saved(self) -> process_parts.Saved:
+  def saved(self) -> process_parts.PartState:
     """Fetches the states of all shards, one after the other, and joins them.
 
     If their numbers of updates differ, the smallest is saved.
@@ -76,7 +76,7 @@ class SavedShards:
         empty; try again.
     """
     if self._last is not None:
-      return process_parts.Saved(self._last, ())
+      return process_parts.PartState(self._last, ())
     if not self.are_ready():
       raise wire.WireError(
         wire.StatusCode.UNAVAILABLE, "the servers are being restored"
@@ -88,14 +88,14 @@ class SavedShards:
       )
       for k, form in enumerate(self._form)
     ]
-    return process_parts.Saved(self._joined(states), ())
+    return process_parts.PartState(self._joined(states), ())
 
   def fetch_last(self) -> None:
     """Fetches the last states, because servers end when the learner does."""
     with contextlib.suppress(wire.WireError):  # `saved` tries again.
       self._last = self.saved().agent
 
-  def restore(self, saved: process_parts.Saved) -> None:
+  def restore(self, saved: process_parts.PartState) -> None:
     """Takes the state that `give_restored` will send to the servers."""
     self._restored = saved.agent
 

@@ -98,7 +98,7 @@ def test_guided_draws_approach_the_values_with_the_highest_scores():
   pytest.importorskip("optuna")
   texts = {"rate": "log:1e-5..1e-1", "length": "1..64", "name": "a|b"}
   space = search.space(texts, KINDS)
-  draws = search.Guided(space, 60, seed=0)
+  draws = search.TpeDraws(space, 60, seed=0)
   for words in [*draws.examples]:
     assert {*words} == {*texts}
   scores = []
