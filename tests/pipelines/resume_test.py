@@ -628,7 +628,7 @@ def test_a_directory_in_which_a_process_trains_is_refused(finished, capfd):
   ("values", "reason"),
   [
     ({"format": 99}, "expected a run of format 6"),
-    ({"format": 2}, "found format 2, which seedx"),
+    ({"format": 2}, "found format 2, which an earlier commit of seedx"),
     ({"options": []}, "without 'options'"),
     ({"options": {"sead": 1}, "seedx": "9.9"}, "9.9"),
     ({"options": {"sead": 1}}, "sead"),

@@ -319,10 +319,12 @@ def check_keys(
 
 
 def foreign(
-  path: pathlib.Path, problem: str, seedx: object
+  path: pathlib.Path, problem: str, version: object
 ) -> types.ConfigError:
   """Returns the error for a run that this version cannot read."""
-  writer = f"seedx {seedx}" if isinstance(seedx, str) else "another program"
+  writer = f"seedx {version}" if isinstance(version, str) else "another program"
+  if version == seedx.__version__:
+    writer = f"an earlier commit of {writer}"
   return types.ConfigError(
     f"expected a run of format {FORMAT} in {str(path)!r}, found {problem},"
     f" which {writer} wrote; read it with that version, or train again, since"
