@@ -16,7 +16,7 @@ from seedx.runtime import counters, seeding
 def test_a_slot_has_one_lease_at_a_time_and_is_free_after_it():
   acted, seeds = counters.ActingCounts(), seeding.Seeds(0)
   leased = leases.Leases([5, 4], seeds, acted)
-  first, second, third = (leased.open({"num_envs": 2}) for _ in range(3))
+  first, second, third = (leased.grant({"num_envs": 2}) for _ in range(3))
   # Each lease is of the pool with more free slots.
   assert [x.pool for x in (first, second, third)] == [0, 1, 0]
   slots = [x.slots.tolist() for x in (first, second, third)]
@@ -24,12 +24,12 @@ def test_a_slot_has_one_lease_at_a_time_and_is_free_after_it():
   envs = [x.envs.tolist() for x in (first, second, third)]
   assert envs == [[0, 1], [2, 3], [4, 5]]
   with pytest.raises(wire.Refusal, match=r"at most 2 .* found 3") as caught:
-    leased.open({"num_envs": 3})
+    leased.grant({"num_envs": 3})
   assert caught.value.code is wire.StatusCode.RESOURCE_EXHAUSTED
   assert leased.free == [1, 2]
   leased.close(first)
   assert leased.free == [3, 2]
-  assert leased.open({"num_envs": 3}).slots.tolist() == [0, 1, 4]
+  assert leased.grant({"num_envs": 3}).slots.tolist() == [0, 1, 4]
 
 
 def test_runs_of_different_seeds_share_no_environment():
