@@ -51,10 +51,12 @@ def run(
   end_seconds, failed = time.monotonic() + 60 * minutes, False
   stop = threading.Event()
   start = functools.partial(trials.Running, prepare=watched.use_idle_time)
-  places = pool.Pool(_RUNS / about["commit"], stop, start=start)
+  places = pool.Pool(_RUNS / about["commit"], stop, start=start, resumes=True)
 
   def is_over(*_: object) -> bool:
-    return stop.is_set() or time.monotonic() > end_seconds
+    if time.monotonic() > end_seconds:
+      stop.set()
+    return stop.is_set()
 
   with signals.stopping(stop):
     for row in rows:
@@ -66,7 +68,7 @@ def run(
         if left < min(60.0, 60 * row.minutes):
           break
         name = f"{row.name}/{group[0]}"
-        trial = trials.Trial(name, row.words, group[0], resumes=True)
+        trial = trials.Trial(name, row.words, group[0])
         for _, error in places.train([trial], is_over):
           if error:
             failed = True

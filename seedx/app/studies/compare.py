@@ -28,7 +28,9 @@ from seedx.app.runs import run_folders
 from seedx.app.studies import pool, trials
 
 # Files of the output, beside a directory for each experiment.
-_NAMES = (run_folders.CONFIG, "comparison.md", "comparison.png")
+_NAMES = (run_folders.CONFIG, "comparison.md", "comparison.png", pool.ENDED)
+# Options that may have other values when a comparison is resumed.
+_MAY_DIFFER = ("experiments", "seeds", "run_dir", "resume")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Options:
     total_seconds: maximum duration of each run in seconds; 0 for no limit.
     seeds: number of runs of each experiment, with seeds 0, 1, 2 and so on.
     run_dir: output directory; runs/compare/<time> if empty.
+    resume: whether to continue the comparison in --run-dir: runs that have
+      ended are not trained again.
   """
 
   experiments: tuple[str, ...] = (
@@ -56,6 +60,7 @@ class Options:
   total_seconds: float = types.setting(0.0, low=0.0, high=types.MAX_SECONDS)
   seeds: int = types.setting(3, low=1, high=2**20)
   run_dir: str = ""
+  resume: bool = False
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError if an option is out of range."""
@@ -74,7 +79,11 @@ def _compare(options: Options) -> int:
   for words in options.experiments:
     trials.read(trials.words_of(words, options.env, options.total_steps))
   folders = {trials.folder_of(words) for words in options.experiments}
-  run_dir = run_folders.new(options.run_dir, "compare", {*_NAMES, *folders})
+  taken = {*_NAMES, *folders}
+  if options.resume:
+    taken = set()
+    pool.check_resumed(options.run_dir, options, _MAY_DIFFER)
+  run_dir = run_folders.new(options.run_dir, "compare", taken)
   config = json.dumps(dataclasses.asdict(options), indent=2)
   files.write_file(run_dir / run_folders.CONFIG, config + "\n")
   runs, status = _run_all(options, run_dir)
@@ -126,7 +135,8 @@ def _run_all(
 
   cpu_seconds = _children_seconds()
   with signals.stopping(stop) as ending:
-    for trial, error in pool.Pool(run_dir, stop).results(planned(), ends):
+    places = pool.Pool(run_dir, stop, resumes=options.resume)
+    for trial, error in places.results(planned(), ends):
       if stop.is_set():
         return runs, ending.status
       cpu_seconds, before = _children_seconds(), cpu_seconds

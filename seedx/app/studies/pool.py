@@ -1,19 +1,26 @@
 """A pool that trains trials: as processes here, or as tasks of a cluster."""
 
+import dataclasses
+import json
+import os
 import pathlib
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from seedx import metrics, types
+from seedx import files, metrics, types
+from seedx.app.runs import run_folders
+from seedx.app.settings import wording
 from seedx.app.studies import trials
 
 # Whether a trial is to end early, from its newest line of metrics.
 Ends = Callable[[trials.Trial, Mapping[str, Any]], bool]
 
+# File with the name and the error of each trial that has ended.
+ENDED = "ended.jsonl"
 _PROGRESS_SECONDS = 30.0
 
 
@@ -51,6 +58,7 @@ class Pool:
     places: int = 1,
     start: Callable[[trials.Trial, pathlib.Path], Job] = trials.Running,
     score: str = "episode_return",
+    resumes: bool = False,
   ) -> None:
     """Makes a pool.
 
@@ -60,12 +68,19 @@ class Pool:
       places: number of trials at a time.
       start: function that starts a trial in the directory of the study.
       score: metric that progress shows.
+      resumes: whether the directory may have trials of an earlier pool: those
+        that have ended without an error are not trained again, others are
+        continued.
     """
     self.run_dir = run_dir
     self.stop = stop
     self._places = places
     self._start = start
     self._score = score
+    self._resumes = resumes
+    self._record = Record(run_dir, ENDED)
+    past = self._record.lines() if resumes else []
+    self._ended = {x.get("name") for x in past if not x.get("error")}
     self._newest: dict[str, str] = {}
     self._printed_seconds = time.monotonic()
 
@@ -123,6 +138,13 @@ class Pool:
 
   def _train(self, trial: trials.Trial, ends: Ends) -> str:
     """Trains a trial; returns its error, empty for none."""
+    if trial.name in self._ended:
+      for line in trials.Result.read(trial, self.run_dir).lines:
+        self._note(trial, line)
+        ends(trial, line)  # It compares other trials with this one.
+      return ""
+    if self._resumes:
+      trial = dataclasses.replace(trial, resumes=True)
     try:
       job = self._start(trial, self.run_dir)
     except types.ConfigError as error:
@@ -134,7 +156,10 @@ class Pool:
           break
     finally:
       job.end()
-    return job.error()
+    failure = job.error()
+    if not self.stop.is_set():
+      self._record.add({"name": trial.name, "error": failure})
+    return failure
 
   def _note(self, trial: trials.Trial, line: Mapping[str, Any]) -> None:
     """Prints the progress of all trials from time to time."""
@@ -146,6 +171,64 @@ class Pool:
     if self._places > 1 and now >= self._printed_seconds + _PROGRESS_SECONDS:
       self._printed_seconds = now
       _print(f"{trial.name} {self._newest[trial.name]}")
+
+
+def check_resumed(
+  run_dir: str | os.PathLike[str], options: Any, may_differ: Collection[str]
+) -> None:
+  """Checks the options of a study that is resumed.
+
+  Args:
+    run_dir: directory of the study.
+    options: options of the program now.
+    may_differ: names of options that may have had other values.
+
+  Raises:
+    types.ConfigError: there is no study, or its options differ.
+  """
+  try:
+    past = json.loads(files.Folder(run_dir).read(run_folders.CONFIG))
+  except (OSError, ValueError) as error:
+    raise types.ConfigError(
+      f"expected --run-dir of the study to resume, found {str(run_dir)!r}"
+      f" ({error})"
+    ) from error
+  now = json.loads(json.dumps(dataclasses.asdict(options)))
+  names = [x for x in now if x not in may_differ and now[x] != past.get(x)]
+  if names:
+    raise types.ConfigError(
+      "expected the options of the study to resume, found another value of"
+      f" {', '.join(map(wording.flag, names))}"
+    )
+
+
+class Record:
+  """A file of a study to which threads add lines of JSON."""
+
+  def __init__(self, run_dir: pathlib.Path, name: str) -> None:
+    self._folder, self._name = files.Folder(run_dir), name
+    self._lock = threading.Lock()
+
+  def add(self, line: Mapping[str, Any]) -> None:
+    """Adds a line."""
+    with self._lock, self._folder.open(self._name, "a") as file:
+      file.write(f"{json.dumps(line)}\n".encode())
+
+  def lines(self) -> list[Mapping[str, Any]]:
+    """Returns all lines; none if there is no file.
+
+    Raises:
+      types.ConfigError: a line is not a JSON object.
+    """
+    if not self._folder.has(self._name):
+      return []
+    text = self._folder.read(self._name)
+    try:
+      return [dict(json.loads(line)) for line in text.splitlines()]
+    except (TypeError, ValueError) as error:
+      raise types.ConfigError(
+        f"expected a JSON object in each line of {self._name!r} ({error})"
+      ) from error
 
 
 def _print(line: str) -> None:

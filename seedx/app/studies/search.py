@@ -169,8 +169,14 @@ class TpeDraws:
   Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization".
   """
 
-  def __init__(self, space: Space, count: int, seed: int) -> None:
-    """Makes `count` draws.
+  def __init__(
+    self,
+    space: Space,
+    count: int,
+    seed: int,
+    past: Sequence[Mapping[str, str]] = (),
+  ) -> None:
+    """Makes `count` draws, the first of which may be those of a past sweep.
 
     Raises:
       types.ConfigError: Optuna is not installed.
@@ -190,6 +196,15 @@ class TpeDraws:
       else kinds.FloatDistribution(values.low, values.high, values.log)
       for name, values in space.items()
     }
+    for words in past:
+      self._study.enqueue_trial(
+        {
+          name: words[name]
+          if isinstance(values, Choice)
+          else types.number(int if values.whole else float, words[name])
+          for name, values in space.items()
+        }
+      )
     self._space, self._count = space, count
     self._trials: list[Any] = []
 

@@ -36,6 +36,8 @@ from seedx.launch import ray_cluster
 _RETURN = "episode_return"
 # Settings that cannot be searched, although they appear in labels.
 _FIXED = ("env_options", "total_steps")
+# File with the values of each draw.
+_DRAWS = "draws.jsonl"
 # Files and directories of the output.
 _NAMES = (
   run_folders.CONFIG,
@@ -44,6 +46,17 @@ _NAMES = (
   "trials",
   "default",
   "best",
+  _DRAWS,
+  pool.ENDED,
+)
+# Options that may have other values when a sweep is resumed.
+_MAY_DIFFER = (
+  "trials",
+  "trial_cpus",
+  "trial_resources",
+  "ray_address",
+  "run_dir",
+  "resume",
 )
 # The most trials that wait for a cluster's resources.
 _MAX_TASKS = 256
@@ -89,6 +102,8 @@ class Options:
       machine; empty for processes of this machine, without Ray.
     run_dir: output directory; runs/sweep/<time> if empty. All machines of a
       cluster must share this directory.
+    resume: whether to continue the sweep in --run-dir, with the same options;
+      only --trials and the machines may differ.
   """
 
   experiment: str = ""
@@ -106,6 +121,7 @@ class Options:
   trial_resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   ray_address: str = ""
   run_dir: str = ""
+  resume: bool = False
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError if an option is out of range."""
@@ -166,9 +182,13 @@ def _sweep(options: Options) -> int:
     if setting.about.labels and name not in _FIXED
   }
   space = search.space(options.search, kinds)
+  past: Sequence[Mapping[str, str]] = ()
+  if options.resume:
+    pool.check_resumed(options.run_dir, options, _MAY_DIFFER)
+    past = pool.Record(pathlib.Path(options.run_dir), _DRAWS).lines()
   draws: search.Draws
   if options.method == "tpe":
-    draws = search.TpeDraws(space, options.trials, options.seed)
+    draws = search.TpeDraws(space, options.trials, options.seed, past)
   elif options.method == "grid":
     draws = search.DrawList(search.grid(space))
   else:
@@ -181,7 +201,8 @@ def _sweep(options: Options) -> int:
     ends = search.Halving(options.total_steps, score)
   if options.uses_ray:
     ray_cluster.ray()  # If Ray is missing, raises an error with the remedy.
-  run_dir = run_folders.new(options.run_dir, "sweep", _NAMES).absolute()
+  names = () if options.resume else _NAMES
+  run_dir = run_folders.new(options.run_dir, "sweep", names).absolute()
   stop = threading.Event()
   with (
     signals.stopping(stop) as ending,
@@ -199,13 +220,21 @@ def _places(
 ) -> Iterator[pool.Pool]:
   """Yields the pool of a sweep: of processes here, or of a cluster's tasks."""
   if not options.uses_ray:
-    yield pool.Pool(run_dir, stop, options.places, score=options.score)
+    yield pool.Pool(
+      run_dir,
+      stop,
+      options.places,
+      score=options.score,
+      resumes=options.resume,
+    )
     return
   tasks = ray_tasks.Tasks(options.cluster)
   # Guided draws wait for scores; others wait for a cluster that may grow.
   places = tasks.room() if options.method == "tpe" else _MAX_TASKS
   try:
-    yield pool.Pool(run_dir, stop, places, tasks.start, options.score)
+    yield pool.Pool(
+      run_dir, stop, places, tasks.start, options.score, options.resume
+    )
   finally:
     tasks.leave()
 
@@ -223,8 +252,13 @@ def _search(
   values: list[Mapping[str, str]] = []
   drawn: list[list[trials.Trial]] = []
 
+  record = pool.Record(run_dir, _DRAWS)
+  num_past = len(record.lines()) if options.resume else 0
+
   def planned() -> Iterator[trials.Trial]:
     for k, x in enumerate(draws):
+      if k >= num_past:
+        record.add(x)
       values.append(x)
       drawn.append(_trials(options, words, k, x))
       yield from drawn[-1]

@@ -66,8 +66,10 @@ _COMMANDS = {
 # Commands that begin a run or study, and the names that must be free.
 _BEGIN = {
   "train": "config.json metrics.jsonl learning_curve.png checkpoints",
-  "compare": "config.json comparison.md comparison.png a2c",
-  "sweep": "config.json sweep.md sweep.png trials default best",
+  "compare": "config.json comparison.md comparison.png ended.jsonl a2c",
+  "sweep": (
+    "config.json sweep.md sweep.png trials default best draws.jsonl ended.jsonl"
+  ),
 }
 
 

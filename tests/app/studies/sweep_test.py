@@ -331,6 +331,38 @@ def test_ctrl_c_ends_all_trials_with_checkpoints(engine, started, tmp_path):
   running.wait_until(lambda: not left_behind(tmp_path))
 
 
+@pytest.mark.slow
+def test_a_sweep_that_was_stopped_is_continued(started, tmp_path):
+  run = tmp_path / "run"
+  small = "a2c --hidden-sizes 8 --num-envs 4 --log-seconds 0"
+  words = [small, "--search", "learning_rate=log:1e-4..1e-2", "--method", "tpe"]
+  words += ["--scheduler", "none", "--trials", "2", "--final-seeds", "0"]
+  words += ["--trial-cpus", "64", "--total-steps", "20000"]  # One at a time.
+  program = started(*words)
+  running.wait_until(
+    lambda: (
+      program.poll() is not None or (run / "trials/001/metrics.jsonl").exists()
+    )
+  )
+  program.send_signal(signal.SIGINT)
+  assert program.wait() == 130, program.communicate()
+  draws = (run / "draws.jsonl").read_text().splitlines()
+  first = (run / "trials/000/metrics.jsonl").read_bytes()
+  steps = metrics.read_lines(run / "trials/001/metrics.jsonl")[-1]["env_steps"]
+  other = started(*words[:-1], "30000", "--resume")
+  assert "another value of --total-steps" in other.communicate()[1]
+  program = started(*words, "--resume")
+  output, progress = program.communicate()
+  assert program.returncode == 0, progress
+  assert sorted(x[0] for x in rows(output)) == ["000", "001"]
+  assert (run / "draws.jsonl").read_text().splitlines()[: len(draws)] == draws
+  assert (run / "trials/000/metrics.jsonl").read_bytes() == first
+  last = metrics.read_lines(run / "trials/001/metrics.jsonl")[-1]
+  assert steps < 20_000 <= last["env_steps"]
+  ended = map(json.loads, (run / "ended.jsonl").read_text().splitlines())
+  assert sorted(x["name"] for x in ended) == [f"trials/00{k}" for k in range(2)]
+
+
 def left_behind(folder):
   """Returns the processes that a sweep started and that still run."""
   processes = []
