@@ -186,7 +186,7 @@ def test_faulty_environments_are_reset_and_not_learned_from(name, where, value):
   for leaf in state:
     if np.issubdtype(np.asarray(leaf).dtype, np.floating):
       assert not np.isinf(leaf).any()
-  chex.assert_tree_all_finite(jax.device_get(made.saved()["state"].params))
+  chex.assert_tree_all_finite(jax.device_get(made.saved().agent.params))
   if made._state.replay:
     chex.assert_tree_all_finite(jax.device_get(made._state.replay))
 

@@ -111,7 +111,7 @@ def test_anakin_moves_the_channels_of_images_to_the_front(tmp_path):
   config = pipelines_test.config_of("anakin", "a2c", tmp_path)
   env = envs.Config(f"jax:{__name__}:Board")
   made = training.Training(dataclasses.replace(config, env=env))
-  state = made.saved()["acting"]
+  state = made.saved().counts["acting"]
   expected = np.moveaxis(Board().observe(None), -1, 0)
   for image in jax.device_get(state.timestep.observation):
     np.testing.assert_array_equal(image, expected)

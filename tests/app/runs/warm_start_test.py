@@ -168,7 +168,7 @@ def test_all_seeds_begin_with_the_parameters_of_the_first(tmp_path):
   made, state = learned(config_of("sync", seed=9))
   # Such a run's state has an axis of seeds, and its acting parameters do not.
   source, acting = config_of("anakin", num_seeds=3), made.policy(made.saved())
-  by_seed = jax.tree.map(lambda x: np.stack([0 * x, x, x]), state)
+  by_seed = jax.tree.map(lambda x: np.stack([x, 0 * x, 0 * x]), state)
   saved = {"agent": by_seed}
   path = write(tmp_path / "run", source, saved, acting)
   of_two = jax.tree.map(lambda x: np.stack([x, x]), state.params)
