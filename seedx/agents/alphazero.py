@@ -42,14 +42,12 @@ class Config(models.Config):
     search: "gumbel", sequential halving with Gumbel noise, which improves a
       policy even with few simulations; or "puct", the search of the paper.
     num_simulations: number of simulations of each search.
-    max_considered: largest number of moves that the Gumbel search tries at its
-      root.
     exploration_moves: number of an agent's first moves in a game that are
       random to a degree; later moves are the best ones. With "puct", moves are
       sampled from the visits at temperature 1.
-    dirichlet_fraction: share of noise in the root's policy, with "puct".
-    dirichlet_alpha: concentration of this noise; Silver et al. 2018
-      ("Configuration") have 0.3 for chess, 0.15 for shogi and 0.03 for Go.
+    dirichlet_alpha: concentration of the noise in the root's policy, with
+      "puct"; Silver et al. 2018 ("Configuration") have 0.3 for chess, 0.15 for
+      shogi and 0.03 for Go.
     symmetries: whether learning turns and reflects positions at random, if the
       game has symmetries.
     value_cost: weight of the value loss.
@@ -74,9 +72,7 @@ class Config(models.Config):
   hidden_sizes: tuple[int, ...] = (128, 128)
   search: search_lib.Kind = "gumbel"
   num_simulations: int = types.setting(32, low=1, high=2**16)
-  max_considered: int = types.setting(16, low=1, high=2**16)
   exploration_moves: int = types.setting(30, low=0, high=2**31 - 1)
-  dirichlet_fraction: float = types.setting(0.25, low=0.0, high=1.0)
   dirichlet_alpha: float = types.setting(0.3, low=1e-6)
   symmetries: bool = True
   value_cost: float = types.setting(1.0, changes="run_time", low=0.0)
@@ -233,8 +229,6 @@ class _Player:
       num_simulations=config.num_simulations,
       kind=config.search,
       noise=explored.astype(jnp.float32) if explores else 0.0,
-      max_considered=config.max_considered,
-      dirichlet_fraction=config.dirichlet_fraction,
       dirichlet_alpha=config.dirichlet_alpha,
     )
     output = types.AgentOutput(result.action, Extras(result.policy))

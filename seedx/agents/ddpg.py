@@ -25,6 +25,8 @@ from seedx.agents import (
 
 # The replay for training in one process.
 REPLAY = critics.REPLAY
+# Largest noise of an action in a target (TD3, section 6.1).
+_MAX_TARGET_NOISE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +44,7 @@ class Config(critics.Config):
     noise_ladder: separate noise for each environment, from `noise_scale` down
       to a sixteenth of it.
     target_noise: standard deviation of the noise of the actions in targets, in
-      halves of their range; 0 for none.
-    target_noise_clip: largest absolute value of this noise.
+      halves of their range, before it is clipped to [-0.5, 0.5]; 0 for none.
     action_gradient_clip: largest absolute value of each element of the critic's
       gradient with respect to the action; 0 for no clipping.
     num_atoms: atoms of the distribution of returns; 0 for Q-values.
@@ -56,7 +57,6 @@ class Config(critics.Config):
   noise_scale: float = types.setting(0.1, changes="run_time", low=0.0, high=1e3)
   noise_ladder: bool = False
   target_noise: float = types.setting(0.0, low=0.0, high=1e3)
-  target_noise_clip: float = types.setting(0.5, low=0.0, high=1e3)
   action_gradient_clip: float = types.setting(0.0, low=0.0)
   num_atoms: int = types.setting(0, low=0, high=2**16)
   value_min: float = types.setting(-150.0, low=-types.MAX_VALUE)
@@ -161,8 +161,8 @@ class _Deterministic:
     del params
     action = self.greedy(outputs)
     if smooth and self.config.target_noise:
-      limit = self.config.target_noise_clip
-      noise = jnp.clip(self.config.target_noise * noise, -limit, limit)
+      noise = self.config.target_noise * noise
+      noise = jnp.clip(noise, -_MAX_TARGET_NOISE, _MAX_TARGET_NOISE)
       action = jnp.clip(action + noise, -1.0, 1.0)
     zeros = jnp.zeros(action.shape[:-1], action.dtype)
     return policies.Proposal(action, zeros, zeros)

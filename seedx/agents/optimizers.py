@@ -12,6 +12,9 @@ import optax
 from seedx import types
 from seedx.agents import base
 
+# Decay of the mean squared gradient (A3C, Mnih et al. 2016, supplement).
+_RMS_DECAY = 0.99
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -23,7 +26,6 @@ class Config:
       with linear decay over the run; 1 keeps it constant.
     optimizer: Adam or RMSProp.
     adam_epsilon: epsilon in Adam's denominator.
-    rms_decay: decay of RMSProp's mean squared gradient.
     rms_epsilon: epsilon inside RMSProp's square root.
     max_gradient_norm: global gradient norm above which gradients are clipped; 0
       for no clipping. Networks with learning rates of their own are clipped
@@ -41,7 +43,6 @@ class Config:
   learning_rate_end: float = types.setting(0.0, low=0.0, high=1.0)
   optimizer: Literal["adam", "rmsprop"] = "adam"
   adam_epsilon: float = types.setting(1e-5, low=0.0, high=1.0)
-  rms_decay: float = types.setting(0.99, low=0.0, high=1.0)
   rms_epsilon: float = types.setting(1e-5, low=0.0, high=1.0)
   max_gradient_norm: float = types.setting(0.5, low=0.0)
   transformation: Callable[[], optax.GradientTransformation] | None = None
@@ -113,7 +114,7 @@ class Optimizer:
       schedule = optax.linear_schedule(1.0, config.learning_rate_end, length)
     scale = {
       "adam": optax.scale_by_adam(eps=config.adam_epsilon),
-      "rmsprop": optax.scale_by_rms(config.rms_decay, config.rms_epsilon),
+      "rmsprop": optax.scale_by_rms(_RMS_DECAY, config.rms_epsilon),
     }
     norm = config.max_gradient_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()

@@ -16,6 +16,8 @@ from seedx.agents import dqn, models, replay_windows
 REPLAY = replay.PrioritizedConfig(
   replay_batch_size=32, priority_exponent=0.9, importance_exponent=0.6
 )
+# eta, the share of the largest TD error in a priority (section 2.3).
+_ETA = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +40,6 @@ class Config(dqn.Config):
       back, so the memory learns to bridge at most that many steps.
     stored_state: whether a sequence begins with the memory's state from acting.
       If not, a sequence begins with the state at an episode's start.
-    priority_max_share: eta; a sequence's priority is eta times its largest TD
-      error plus (1 - eta) times its mean TD error.
   """
 
   learning_rate: float = 2e-3
@@ -56,7 +56,6 @@ class Config(dqn.Config):
   burn_in: int = types.setting(20, low=0, high=2**16)
   sequence_length: int = 40
   stored_state: bool = True
-  priority_max_share: float = types.setting(0.9, low=0.0, high=1.0)
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value that R2D2 does not support."""
@@ -101,7 +100,7 @@ class Config(dqn.Config):
       burn_in=self.burn_in,
       whole_unrolls=True,
       stored_state=self.stored_state,
-      priority_max_share=self.priority_max_share,
+      priority_max_share=_ETA,
     )
 
   @property

@@ -20,10 +20,9 @@ class Config:
     ray_address: address of the cluster; "auto" for the one in RAY_ADDRESS or on
       this machine, "local" for a new one on this machine alone, which listens
       on 127.0.0.1 only.
-    actor_cpus: number of CPUs that Ray reserves for each process.
-    actor_resources: further resources that Ray reserves for each process: `GPU`
-      or your own, such as `{"actors": 1}`, which `ray start --resources` gives
-      to a machine.
+    actor_resources: resources that Ray reserves for each process beside one
+      `CPU`: another number of them, `GPU`, or your own, such as
+      `{"actors": 1}`, which `ray start --resources` gives to a machine.
     learner_on_cluster: whether the learner also runs on a machine of the
       cluster. If that machine dies, the learner continues on another one from
       its newest checkpoint; all machines must share the run directory.
@@ -35,7 +34,6 @@ class Config:
     "processes", changes="start"
   )
   ray_address: str = types.setting("auto", changes="start")
-  actor_cpus: float = types.setting(1.0, changes="start", low=0.0)
   actor_resources: Mapping[str, Any] = types.setting({}, changes="start")
   learner_on_cluster: bool = types.setting(False, changes="start")
   learner_resources: Mapping[str, Any] = types.setting({}, changes="start")

@@ -100,7 +100,7 @@ class Tasks(instances.Instances):
       types.ConfigError: a node cannot be sent to another process.
     """
     self._cluster = cluster
-    resources = {"CPU": config.actor_cpus, **config.actor_resources}
+    resources = {"CPU": 1, **config.actor_resources}
     play = _remote(_play, resources, max_retries=0)
     super().__init__(all_nodes, functools.partial(_Task, play))
 

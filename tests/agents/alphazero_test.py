@@ -328,8 +328,6 @@ def test_steps_return_legal_moves_and_the_policies_of_searches():
 def test_the_settings_of_a_search_reach_it(monkeypatch):
   settings = {
     "num_simulations": 3,
-    "max_considered": 5,
-    "dirichlet_fraction": 0.5,
     "dirichlet_alpha": 0.7,
   }
   agent, seen = agent_of(search="puct", **settings), {}

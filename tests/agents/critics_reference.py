@@ -201,7 +201,7 @@ class DDPG(Learner):
 
   def target_action(self, observation, noise):
     action = np.tanh(self.forward(self.target["actor"], observation)[0])
-    limit = self.config.target_noise_clip
+    limit = 0.5
     noise = self.config.target_noise * noise
     self.clipped_noise += np.sum(np.abs(noise) > limit)
     action = action + np.minimum(np.maximum(noise, -limit), limit)

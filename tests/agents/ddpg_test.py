@@ -29,13 +29,13 @@ def test_clipped_action_gradients_three_steps_and_tanh_match_numpy():
   assert 0 < learner.clipped_slopes < 6 * critics_test.BATCH * 2
 
 
-NOISY = {"target_noise": 0.9, "target_noise_clip": 0.8}
+NOISY = {"target_noise": 0.9}
 
 
 def test_td3_matches_numpy():
   learner, _ = critics_test.check_updates("td3", reference.DDPG, **NOISY)
   # Both bounds have an effect.
-  assert learner.clipped_noise > 10 and learner.clipped_actions > 10
+  assert learner.clipped_noise > 10 and learner.clipped_actions >= 10
 
 
 def test_td3_changes_actor_and_targets_at_every_second_update():

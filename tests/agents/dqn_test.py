@@ -527,9 +527,9 @@ def test_start_counts_the_given_number_of_updates():
 
 
 def test_rmsprop_matches_the_paper():
-  decay, epsilon, rate = 0.9, 1e-3, 0.5
-  fields = {"optimizer": "rmsprop", "rms_decay": decay}
-  fields |= {"rms_epsilon": epsilon, "max_gradient_norm": 1e9}
+  decay, epsilon, rate = 0.99, 1e-3, 0.5
+  fields = {"optimizer": "rmsprop", "rms_epsilon": epsilon}
+  fields |= {"max_gradient_norm": 1e9}
   agent = agent_of(**fields, learning_rate=rate)
   state = agent.start(np.zeros(3, np.float32), 0)
   apply = jax.jit(agent.apply)

@@ -94,7 +94,6 @@ def test_needs_describe_the_sequences():
   [
     ({"sequence_length": 1}, "sequence_length from 2 to 65536, found 1"),
     ({"burn_in": -1}, "burn_in from 0"),
-    ({"priority_max_share": 1.5}, "priority_max_share from 0.0 to 1.0"),
     ({"replayed": False}, "replayed True"),
   ],
 )

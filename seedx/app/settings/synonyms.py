@@ -55,7 +55,6 @@ NAMES: Mapping[str, str] = {
   "noise_scale": "exploration_noise expl_noise action_noise act_noise sigma",
   "noise_correlation": "ou_theta theta use_sde gsde sde_sample_freq",
   "target_noise": "policy_noise target_policy_noise target_sigma",
-  "target_noise_clip": "noise_clip target_clip",
   "action_gradient_clip": "dqda_clipping dqda_clip",
   "temperature": "alpha ent_coef init_temperature initial_alpha",
   "temperature_learning_rate": (

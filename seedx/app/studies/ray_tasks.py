@@ -23,11 +23,11 @@ class Tasks:
     # Trials write their own files, and their options may name relative paths.
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     self._cluster = ray_cluster.Cluster(config)
-    self._needs = {"CPU": config.actor_cpus, **config.actor_resources}
-    resources = dict(config.actor_resources)
+    self._needs = {"CPU": 1, **config.actor_resources}
+    resources = dict(self._needs)
     self._share = float(resources.get("GPU", 0))
     self._options = {
-      "num_cpus": config.actor_cpus,
+      "num_cpus": resources.pop("CPU"),
       "num_gpus": resources.pop("GPU", 0),
       "resources": resources,
       "max_concurrency": 2,  # `end` does not wait for `next_line`.

@@ -145,8 +145,7 @@ class Options:
     return launch_config.Config(
       launcher="ray",
       ray_address=self.ray_address or "local",
-      actor_cpus=self.trial_cpus,
-      actor_resources=self.trial_resources,
+      actor_resources={"CPU": self.trial_cpus, **self.trial_resources},
     )
 
 

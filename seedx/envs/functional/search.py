@@ -46,6 +46,8 @@ Kind = Literal["gumbel", "puct"]
 
 # Logits of illegal moves; finite, so that a search has no NaN.
 _ILLEGAL = -1e9
+# Share of noise in the root's policy (AlphaGo Zero, Silver et al. 2017).
+_NOISE_SHARE = 0.25
 
 
 class _Node(NamedTuple):
@@ -64,7 +66,6 @@ def search(
   kind: Kind = "gumbel",
   noise: jax.Array | float = 0.0,
   max_considered: int = 16,
-  dirichlet_fraction: float = 0.25,
   dirichlet_alpha: float = 0.3,
 ) -> Result:
   """Searches from a batch of positions; those of finished games are harmless.
@@ -88,8 +89,8 @@ def search(
       which a move is sampled from the visits, and noise at the root unless it
       is 0.
     max_considered: largest number of moves that the Gumbel search tries.
-    dirichlet_fraction: share of noise in the root's policy, with "puct".
-    dirichlet_alpha: concentration of this noise; small values choose few moves.
+    dirichlet_alpha: concentration of the noise in the root's policy, with
+      "puct"; small values choose few moves.
 
   Raises:
     types.ConfigError: mctx is not installed.
@@ -116,7 +117,7 @@ def search(
   else:
     policy = mctx.muzero_policy
     noise_key, rng_key = jax.random.split(rng_key)
-    share = jnp.where(noise > 0, dirichlet_fraction, 0.0)
+    share = jnp.where(noise > 0, _NOISE_SHARE, 0.0)
     logits = _with_noise(noise_key, logits, legal, share, dirichlet_alpha)
     options["qtransform"] = _scaled_values
     options["dirichlet_fraction"] = 0.0

@@ -33,8 +33,6 @@ class Config(process.ServerConfig):
     server: index of a server's own address in server_addresses, with --role
       server.
     max_staleness: age in updates above which parameter servers drop a gradient.
-    outlier_deviations: largest distance of a loss above the running mean of
-      losses, in standard deviations; workers drop gradients of larger losses.
     workers: processes that act and compute gradients.
     replay: the replay of each worker.
   """
@@ -45,7 +43,6 @@ class Config(process.ServerConfig):
   num_servers: int = types.setting(2, low=1, high=2**10)
   server: int = types.setting(0, changes="process", labels=False)
   max_staleness: int = types.setting(100, low=0, high=2**31 - 1)
-  outlier_deviations: float = types.setting(5.0, low=0.0)
   workers: local_actor.WorkersConfig = local_actor.WorkersConfig()
   replay: replay_lib.Config = replay_lib.Config()
 
@@ -92,7 +89,6 @@ class Config(process.ServerConfig):
       workers=self.workers,
       num_shards=len(addresses),
       max_staleness=self.max_staleness,
-      outlier_deviations=self.outlier_deviations,
       security=self.security,
     )
     servers = [

@@ -27,6 +27,5 @@ class Work:
   workers: local_actor.WorkersConfig
   num_shards: int
   max_staleness: int
-  outlier_deviations: float
   security: wire.Security
   shard: int = 0

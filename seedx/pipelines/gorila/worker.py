@@ -137,12 +137,13 @@ class Outliers:
   """
 
   def __init__(
-    self, deviations: float, decay: float = 0.99, warm_up: int = 100
+    self, deviations: float = 5.0, decay: float = 0.99, warm_up: int = 100
   ) -> None:
     """Starts without losses.
 
     Args:
-      deviations: see `coordinator.Config.outlier_deviations`.
+      deviations: largest distance of a loss above the running mean, in standard
+        deviations.
       decay: factor by which a loss reduces the weights of all earlier losses.
       warm_up: number of losses before one can be an outlier.
     """
@@ -183,7 +184,7 @@ class _Learner:
   """
 
   def __init__(self, work: settings.Work, agent: base.Agent) -> None:
-    self.outliers = Outliers(work.outlier_deviations)
+    self.outliers = Outliers()
     self.metrics: dict[str, np.float32] = {}
     state = jax.jit(agent.init)(jax.random.key(work.seed))
     flat, unravel = jax.flatten_util.ravel_pytree(state.params)
