@@ -13,11 +13,6 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples"
-_RECIPES = _ROOT / "docs" / "recipes.md"
-_LONGEST = 70
-# `memory.py` has two memories; `tests/agents/own_network_test.py` trains them.
-_LONGER = ("memory.py",)
-PROGRAMS = sorted(x.name for x in _FOLDER.glob("*.py"))
 # For each experiment, options that make its run short, and a metric.
 _EXPERIMENTS = {
   "auxiliary_head": ("--total-steps 20000", "prediction"),
@@ -54,18 +49,6 @@ def train(words, run_dir):
   done = run(words)
   assert done.returncode == 0, done.stderr
   return json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_is_short_and_a_recipe(name):
-  text = (_FOLDER / name).read_text()
-  assert len(text.splitlines()) <= _LONGEST or name in _LONGER
-  assert f"(../examples/{name})" in _RECIPES.read_text()
-
-
-def test_the_recipes_answer_at_least_25_questions():
-  _, _, rows = _RECIPES.read_text().partition("| question |")
-  assert len(re.findall(r"^\| [^|]+\? \|", rows, re.MULTILINE)) >= 25
 
 
 @pytest.mark.slow

@@ -188,26 +188,18 @@ def test_imports_only_go_down_the_floors():
   [
     # Imports of a higher floor.
     ("seedx.types", "from seedx import metrics"),
-    ("seedx.pipelines.seed", "from experiments import impala"),
-    ("seedx.on_cpu.packing", "from seedx import replay"),
     ("seedx.__main__", "import experiments.impala"),
     # Imports of one leaf by another.
     ("seedx.losses.vtrace", "def f():\n  import seedx.networks"),
     # Imports between acting and learning.
-    ("seedx.acting.unroll_server", "from seedx.learning import experience"),
     ("seedx.acting.inference", "if TYPE_CHECKING:\n  import seedx.learning"),
     # Command lines below the application.
     ("seedx.pipelines.seed", "def f():\n  import argparse"),
     # Imports by a function call.
-    (
-      "seedx.launch.joining",
-      "import importlib as i\ni.import_module('seedx.app.cli.programs')",
-    ),
     ("seedx.wire.clients", "x = import_module('seedx.envs', None)"),
     ("experiments.impala", "__import__('experiments.a3c')"),
     # Imports between experiments.
     ("experiments.impala", "def f():\n  import experiments.impala_too"),
-    ("experiments.impala", "from experiments.a3c import main"),
   ],
 )
 def test_a_forbidden_import_is_detected(module, source):
@@ -217,19 +209,9 @@ def test_a_forbidden_import_is_detected(module, source):
 @pytest.mark.parametrize(
   ("module", "source"),
   [
-    ("seedx.losses.vtrace", "from seedx import types\nimport jax"),
-    ("seedx.losses.vtrace", "from seedx.losses import returns"),
-    ("seedx.replay.uniform", "from seedx.on_cpu import packing"),
-    ("seedx.pipelines.seed", "from seedx.acting import protocol"),
+    ("seedx.losses.vtrace", "from seedx.losses import returns\nimport jax"),
     ("seedx.join", "import argparse"),
-    (
-      "seedx.app.studies.sweep",
-      "importlib.import_module('seedx.app.studies.ray_tasks')",
-    ),
-    (
-      "seedx.launch.ray_cluster",
-      "import_module('ray')\nimport_module(name)",
-    ),
+    ("seedx.launch.ray_cluster", "import_module('ray')\nimport_module(name)"),
     ("experiments.impala", "from seedx.app import command"),
   ],
 )
@@ -272,10 +254,6 @@ def test_no_modules_import_each_other_in_a_circle():
   assert not _circles(_graph())
 
 
-def test_a_circle_of_imports_is_detected():
-  assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {"b", "c"}
-
-
 def test_each_folder_of_modules_is_a_package():
   # setup.py would leave other folders out of an installation.
   folders = {
@@ -295,14 +273,6 @@ def test_no_module_has_the_name_of_a_library_that_it_imports():
   assert not [x for x, y in _modules() if _hides_a_library(x, y.read_text())]
 
 
-@pytest.mark.parametrize(
-  "source", ["import ray", "from ray import tune", "import_module('ray')"]
-)
-def test_the_name_of_an_imported_library_is_detected(source):
-  assert _hides_a_library("seedx.launch.ray", source)
-  assert not _hides_a_library("seedx.launch.ray_cluster", source)
-
-
 def test_few_modules_deal_with_several_learner_hosts():
   modules = {
     module
@@ -317,20 +287,15 @@ def test_few_modules_deal_with_several_learner_hosts():
   "source",
   [
     "from seedx.runtime import hosts",
-    "hosts_lib.Config()",
     "def f(host): pass",
     "f(num_hosts=2)",
     "def on_all_hosts(): pass",
-    "context.hosts.acted(1)",
     "if self._starved: pass",
     "jax.process_index()",
   ],
 )
 def test_names_that_deal_with_several_hosts_are_detected(source):
   assert [*_host_names(source)]
-
-
-def test_the_setting_of_several_hosts_is_allowed_everywhere():
   assert not [*_host_names("plan(self.learner.hosts)  # On all hosts.")]
 
 

@@ -39,19 +39,6 @@ def test_an_observation_has_the_whole_state(my_game):
     assert observed[name].dtype == spec.dtype
 
 
-def test_a_legal_move_takes_stones_and_the_last_stone_wins(my_game):
-  game = my_game.Nim()
-  for state in ([3, 4, 5], [0, 2, 0], [1, 0, 0]):
-    stones = jnp.array(state, jnp.int8)
-    for action in np.flatnonzero(game.legal(stones)):
-      move = game.play(stones, jnp.int32(action))
-      expected = np.array(state)
-      expected[action // 5] -= action % 5 + 1
-      np.testing.assert_array_equal(move.state, expected)
-      assert move.state.min() >= 0 and move.state.dtype == jnp.int8
-      assert bool(move.over) == (float(move.reward) == 1) == (not sum(expected))
-
-
 def test_the_perfect_opponent_wins_every_game_that_it_begins(my_game):
   match = my_game.make(opponent="perfect", seat="second")
 

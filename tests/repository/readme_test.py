@@ -212,19 +212,6 @@ def test_a_command_can_be_parsed(command, place, monkeypatch):
   parse(name, words, monkeypatch)
 
 
-def test_commands_write_only_where_git_does_not_look():
-  ignored = (_ROOT / ".gitignore").read_text().splitlines()
-  assert "/runs/" in ignored and "/tls/" in ignored
-  paths = [
-    path
-    for text in commands()
-    for path in re.findall(r"--(?:output|video|moves|run-dir) (\S+)", text)
-  ]
-  assert paths
-  for path in paths:
-    assert path.startswith("runs/")
-
-
 def test_the_page_on_tasks_names_the_current_format_of_runs():
   text = (_ROOT / "docs/tasks.md").read_text()
   (number,) = re.findall(r"`config.json` is not the current one, (\d+)", text)
@@ -298,14 +285,6 @@ def test_python_code_without_a_file_name_runs():
     exec(compile(block, "a page", "exec"), {})
 
 
-def test_pages_are_short_and_the_index_is_complete():
-  text = _README.read_text()
-  assert len(text.splitlines()) <= 130 and len(text.split()) <= 1300
-  assert {*_INDEX.parent.glob("*.md")} <= {*PAGES}
-  for page in PAGES[1:]:
-    assert len(page.read_text().splitlines()) <= 250, page
-
-
 def anchors(page):
   """Returns the anchors that GitHub makes for a page's headings."""
   lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
@@ -329,9 +308,7 @@ def test_error_messages_link_to_sections_that_exist():
   code = "".join(x.read_text() for x in (_ROOT / "seedx").rglob("*.py"))
   linked = re.findall(r"""types\.see\(["']([\w-]+)["']\)""", code)
   assert linked and len(linked) == code.count("types.see(")
-  # The page has two more headings: its title, and that of its table.
-  sections = anchors(_INDEX.parent / "trouble.md")
-  assert {*linked} < sections and len(sections) == len({*linked}) + 2
+  assert {*linked} < anchors(_INDEX.parent / "trouble.md")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

