@@ -41,7 +41,7 @@ _MAX_SIZE = 2**62
 # The end of an item's file: checksum and length of the index, magic.
 _END = struct.Struct("<IQ8s")
 _MAGIC = b"seedx-01"
-# A file in each checkpoint of older versions.
+# A file in each checkpoint of older versions, which is not deleted.
 _OLDER = "_CHECKPOINT_METADATA"
 
 
@@ -148,7 +148,7 @@ class Checkpoints:
     Checkpoints that an older version wrote are included.
     """
     return sorted(
-      self._steps_named("", lambda x: _is_current(x) or _is_older(x))
+      self._steps_named("", lambda x: _is_current(x) or x.has(_OLDER))
     )
 
   def ranked(self) -> list[int]:
@@ -248,30 +248,34 @@ class Checkpoints:
     self._delete(_REMOVED)
 
   def _current_steps(self) -> list[int]:
-    """Returns the env steps of this version's checkpoints, ascending."""
     return sorted(self._steps_named("", _is_current))
 
   def _steps_named(
     self, suffix: str, fits: Callable[[files.Folder], bool]
   ) -> list[int]:
-    """Returns the env steps in the names of directories that `fits` accepts."""
+    """Returns the env steps in the names of directories that `fits` accepts.
+
+    A directory that cannot be read is left out.
+    """
     try:
       names = self.directory.names()
     except (FileNotFoundError, NotADirectoryError):
       return []
     # Leading zeros are not accepted: 007 and 7 would be the same checkpoint.
     form = re.compile(rf"(0|[1-9][0-9]{{0,18}}){re.escape(suffix)}")
-    return [
-      int(name.removesuffix(suffix))
-      for name in names
-      if form.fullmatch(name) and fits(self.directory.folder(name))
-    ]
+    steps = []
+    for name in filter(form.fullmatch, names):
+      with contextlib.suppress(OSError):
+        if fits(self.directory.folder(name)):
+          steps.append(int(name.removesuffix(suffix)))
+    return steps
 
   def _delete(self, suffix: str) -> None:
+    # A killed process may leave an unfinished checkpoint without an item.
     is_unfinished = suffix == _UNFINISHED
     for step in self._steps_named(
       suffix,
-      lambda x: _is_current(x) or (is_unfinished and _has_at_most_a_score(x)),
+      lambda x: _is_current(x) or (is_unfinished and {*x.names()} <= {_SCORE}),
     ):
       self.directory.remove_folder(f"{step}{suffix}")
 
@@ -352,11 +356,7 @@ def _write(file: IO[bytes], nest: types.Tree) -> None:
 
 def _is_current(folder: files.Folder) -> bool:
   """Returns whether a directory has a file that `_write` wrote."""
-  try:
-    names = folder.names()
-  except OSError:
-    return False
-  for name in names:
+  for name in folder.names():
     with contextlib.suppress(OSError), folder.open(name) as file:
       file.seek(-len(_MAGIC), os.SEEK_END)
       if file.read() == _MAGIC:
@@ -364,30 +364,15 @@ def _is_current(folder: files.Folder) -> bool:
   return False
 
 
-def _is_older(folder: files.Folder) -> bool:
-  """Returns whether a directory is a checkpoint of an older version."""
-  with contextlib.suppress(OSError):
-    return folder.has(_OLDER)
-  return False
-
-
-def _has_at_most_a_score(folder: files.Folder) -> bool:
-  """Returns whether a directory is empty or has only a score."""
-  with contextlib.suppress(OSError):
-    return {*folder.names()} <= {_SCORE}
-  return False
-
-
 class _Column(NamedTuple):
-  """An index entry: an array's shape, its dtype, and its bytes' checksum."""
+  """An index entry."""
 
   shape: tuple[int, ...]
   dtype: np.dtype
   checksum: int
 
   @property
-  def num_bytes(self) -> int:
-    """Number of the array's bytes, without padding."""
+  def num_bytes(self) -> int:  # Without padding.
     return self.dtype.itemsize * math.prod(self.shape)
 
 
@@ -398,12 +383,11 @@ def _read_index(file: IO[bytes]) -> dict[str, _Column]:
     Damaged: the file has another form, or its size contradicts its index.
   """
   size = file.seek(0, os.SEEK_END)
-  if size < _END.size:
+  file.seek(max(0, size - _END.size))
+  end = file.read(_END.size)
+  if len(end) < _END.size or not end.endswith(_MAGIC):
     raise Damaged(f"its {size} bytes have no valid end")
-  file.seek(size - _END.size)
-  checksum, length, magic = _END.unpack(file.read(_END.size))
-  if magic != _MAGIC:
-    raise Damaged(f"its {size} bytes have no valid end")
+  checksum, length, _ = _END.unpack(end)
   if length > min(_MAX_INDEX_BYTES, size - _END.size):
     raise Damaged(f"its index cannot have {length} bytes")
   file.seek(size - _END.size - length)

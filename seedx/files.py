@@ -1,9 +1,9 @@
 """Safe access to directories that other people may have written, such as runs.
 
 `Folder` opens regular files only, by name, relative to a descriptor of the
-directory. A `Folder` never follows a link within the directory, never opens a
-pipe or a device, and never appends to a file with a second name. Links on the
-path to the directory are the user's own, and are followed.
+directory: no link within the directory, no pipe and no device. SECURITY.md has
+the reasons. Links on the path to the directory are the user's own, and are
+followed.
 """
 
 import contextlib
@@ -29,12 +29,6 @@ _FLAGS = {
 # A pipe that took the file's place would block without O_NONBLOCK.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_KINDS = (
-  (stat.S_ISLNK, "is a link, which is not followed"),
-  (stat.S_ISDIR, "is a directory"),
-  (stat.S_ISFIFO, "is a pipe"),
-  (stat.S_ISSOCK, "is a socket"),
-)
 # The directories that the innermost `tentative` may remove.
 _made: "contextvars.ContextVar[list[Folder] | None]"
 _made = contextvars.ContextVar("made", default=None)
@@ -45,9 +39,9 @@ _MAX_TEXT_BYTES = 2**24
 class Folder:
   """A directory with data that is not trusted.
 
-  Except `remove_if_empty` and `remove_folder`, the methods raise OSError if the
-  directory or a name in it cannot be used. An instance holds no descriptor, so
-  it can be kept, copied and pickled.
+  Except `remove_folder`, the methods raise OSError if the directory or a name
+  in it cannot be used. An instance holds no descriptor, so it can be kept,
+  copied and pickled.
   """
 
   def __init__(self, path: "str | os.PathLike[str]") -> None:
@@ -131,19 +125,7 @@ class Folder:
       mode: "r" to read, "a" to append or make, "x" to make a new file.
     """
     with self._opened() as directory:
-      # Opening a device may have effects, so the file's kind is checked first.
-      with contextlib.suppress(FileNotFoundError):
-        _check_regular(os.stat(name, dir_fd=directory, follow_symlinks=False))
-      file = os.open(name, _FLAGS[mode] | _SAFELY, 0o666, dir_fd=directory)
-    try:
-      status = os.fstat(file)
-      _check_regular(status)
-      if mode == "a" and status.st_nlink > 1:
-        raise OSError(errno.EMLINK, "has a second name that would change, too")
-      return os.fdopen(file, f"{mode}b")
-    except BaseException:
-      os.close(file)
-      raise
+      return _open_regular(directory, name, mode)
 
   def read(self, name: str, max_bytes: int = _MAX_TEXT_BYTES) -> str:
     """Reads a text file, unless it has more than `max_bytes`.
@@ -168,12 +150,11 @@ class Folder:
       content = content.encode()
     unfinished = f"{name}.{secrets.token_hex(8)}.unfinished"
     with self._opened() as directory:
-      flags = _FLAGS["x"] | _SAFELY
-      file = os.open(unfinished, flags, 0o666, dir_fd=directory)
+      file = _open_regular(directory, unfinished, "x")
       try:
-        with os.fdopen(file, "wb") as writer:
-          writer.write(content)
-        self._rename(directory, unfinished, name)
+        with file:
+          file.write(content)
+        os.replace(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
       except BaseException:
         with contextlib.suppress(OSError):  # Frees the space on a full disk.
           os.unlink(unfinished, dir_fd=directory)
@@ -193,17 +174,12 @@ class Folder:
   def rename(self, name: str, new: str) -> None:
     """Renames an entry; replaces a file or an empty directory named `new`."""
     with self._opened() as directory:
-      self._rename(directory, name, new)
+      os.replace(name, new, src_dir_fd=directory, dst_dir_fd=directory)
 
   def remove(self, name: str) -> None:
     """Removes a file or a link, if it exists."""
     with self._opened() as directory, contextlib.suppress(FileNotFoundError):
       os.unlink(name, dir_fd=directory)
-
-  def remove_if_empty(self) -> None:
-    """Removes the directory itself, if it is empty."""
-    with contextlib.suppress(OSError):
-      os.rmdir(self)
 
   def remove_folder(self, name: str) -> None:
     """Removes a subdirectory and its content as far as possible."""
@@ -235,9 +211,6 @@ class Folder:
     finally:
       os.close(directory)
 
-  def _rename(self, directory: int, name: str, new: str) -> None:
-    os.replace(name, new, src_dir_fd=directory, dst_dir_fd=directory)
-
 
 @contextlib.contextmanager
 def tentative() -> Iterator[None]:
@@ -252,7 +225,8 @@ def tentative() -> Iterator[None]:
   finally:
     _made.reset(token)
     for folder in reversed(made):
-      folder.remove_if_empty()
+      with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def open_folder(
@@ -344,8 +318,25 @@ def _record_made(folder: Folder) -> None:
     made.append(folder)
 
 
+def _open_regular(
+  directory: int, name: str, mode: Literal["r", "a", "x"]
+) -> IO[bytes]:
+  """Opens a regular file below a directory; raises OSError for other kinds."""
+  # Opening a device may have effects, so the kind is checked before, too.
+  with contextlib.suppress(FileNotFoundError):
+    _check_regular(os.stat(name, dir_fd=directory, follow_symlinks=False))
+  file = os.open(name, _FLAGS[mode] | _SAFELY, 0o666, dir_fd=directory)
+  try:
+    status = os.fstat(file)
+    _check_regular(status)
+    if mode == "a" and status.st_nlink > 1:
+      raise OSError(errno.EMLINK, "has a second name that would change, too")
+    return os.fdopen(file, f"{mode}b")
+  except BaseException:
+    os.close(file)
+    raise
+
+
 def _check_regular(status: os.stat_result) -> None:
-  if stat.S_ISREG(status.st_mode):
-    return
-  reasons = (reason for is_kind, reason in _KINDS if is_kind(status.st_mode))
-  raise OSError(errno.EINVAL, next(reasons, "is not a regular file"))
+  if not stat.S_ISREG(status.st_mode):
+    raise OSError(errno.EINVAL, "is not a regular file; links are not followed")

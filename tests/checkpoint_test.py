@@ -69,10 +69,7 @@ DAMAGES = {
   "truncated": lambda path: path.write_bytes(path.read_bytes()[:-10]),
   "emptied": lambda path: path.write_bytes(b""),
   "deleted": lambda path: path.unlink(),
-  "flipped at the start": lambda path: flip(path, 1),
-  "flipped at the end": lambda path: flip(path, -1),
-  "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
-  "in another format": lambda path: path.write_text("{}"),
+  "flipped": lambda path: flip(path, 1),
   "a folder": lambda path: (path.unlink(), path.mkdir()),
 }
 
@@ -98,7 +95,7 @@ _NEST = {"a": np.arange(40, dtype=np.int16), "b": [np.float64(0.1), ()]}
 
 
 @hypothesis.given(data=strategies.data())
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=100, deadline=None)
 def test_damaged_bytes_are_refused(data):
   """Parts of the file are cut, replaced or repeated."""
   whole = content = checkpoint.to_bytes(_NEST)
@@ -232,13 +229,9 @@ def test_saved_arrays_are_restored_exactly(tmp_path):
   [
     # Also the first one of every 3 steps.
     ((1, 3), {1: 1.0, 2: 2.0, 4: 3.0, 5: 2.0, 8: 1.0}, [1, 4, 8], 4),
-    ((1, 4), {1: 1.0, 2: 2.0, 3: 5.0, 9: 1.0}, [1, 3, 9], 3),
     (2, {1: 5.0, 2: 1.0, 3: 2.0, 4: 3.0}, [1, 3, 4], 1),
-    # The best is among the newest.
-    (2, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, [3, 4], 4),
-    # Some or all scores are unknown.
+    # Some scores are unknown.
     (1, {1: -math.inf, 2: -5.0, 3: -math.inf}, [2, 3], 2),
-    (1, {1: -math.inf, 2: -math.inf}, [2], 2),
     # The newest of several best ones counts as the best.
     (1, {1: 2.0, 2: 2.0, 3: 1.0}, [2, 3], 2),
     (None, {1: 2.0, 2: 1.0, 3: 0.0}, [1, 2, 3], 1),
@@ -291,8 +284,6 @@ def test_a_held_checkpoint_is_kept_until_its_score_arrives(tmp_path):
     (5, "run", {"a": np.zeros(3, np.float32)}, "float32.*float64"),
     (5, "run", {"b": np.zeros(3)}, "structure"),
     (5, "run", {"a": np.zeros(3), "b": np.zeros(3)}, "structure"),
-    (5, "run", {"a": (np.zeros(3),)}, "structure"),
-    (5, "run", np.zeros(3), "structure"),
   ],
   ids=str,
 )
@@ -314,15 +305,16 @@ def test_foreign_files_are_left_alone(tmp_path):
   save(checkpoints, 5, score=1.0)
   (tmp_path / "evaluation-5.json").write_text("{}")
   (tmp_path / "6").write_text("a file")
-  (tmp_path / "notes").mkdir()
-  (tmp_path / "notes" / "of mine.txt").write_text("notes")
+  for name in ("notes", "8.unfinished", "8.removed"):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "of mine.txt").write_text("notes")
   (tmp_path / "best").symlink_to("5")
   for opened in (checkpoints, checkpoint.Checkpoints(tmp_path, keep=1)):
     assert opened.steps() == [5] and opened.ranked() == [5]
     assert value_of(opened, 5) == 5
   save(checkpoints, 7)
   assert checkpoints.steps() == [5, 7]
-  assert (tmp_path / "notes" / "of mine.txt").read_text() == "notes"
+  assert len([*tmp_path.glob("*/of mine.txt")]) == 3
   assert (tmp_path / "evaluation-5.json").exists()
 
 

@@ -1,16 +1,13 @@
 """Directories from other people: nothing outside of them is read or changed."""
 
-import ast
 import os
 import pathlib
-import stat
 import time
 
 import pytest
 
 from seedx import files, types
 
-_ROOT = pathlib.Path(__file__).parent.parent
 _SECRET = "the user's own"
 
 
@@ -43,31 +40,29 @@ PLANTED = {
   "a link to a directory": lambda x, outside: x.symlink_to(outside),
   "a link to nothing": lambda x, outside: x.symlink_to(outside / "new"),
   "a pipe": lambda x, outside: os.mkfifo(x),
-  "a socket": lambda x, outside: os.mknod(x, 0o600 | stat.S_IFSOCK),
   "a directory": lambda x, outside: x.mkdir(),
 }
 # Regular files that are refused: the first for appending, the second for
 # reading.
-_FILES = {
+FILES = {
   "a second name": lambda x, outside: os.link(outside / "own", x),
   "a sparse file": _sparse,
 }
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-@pytest.mark.parametrize("mode", ["r", "a", "x"])
-def test_only_regular_files_are_opened(kind, mode, folder, outside):
+def test_only_regular_files_are_opened(kind, folder, outside):
   PLANTED[kind](folder / "a", outside)
   began = time.monotonic()
-  with pytest.raises(OSError) as caught:
-    folder.open("a", mode)
-  assert caught.value.strerror.startswith("is a ")
+  for mode in ("r", "a", "x"):
+    with pytest.raises(OSError, match="is not a regular file"):
+      folder.open("a", mode)
   assert time.monotonic() - began < 1
 
 
-@pytest.mark.parametrize("kind", [*PLANTED, *_FILES])
+@pytest.mark.parametrize("kind", [*PLANTED, *FILES])
 def test_writing_replaces_any_entry_but_a_directory(kind, folder, outside):
-  (PLANTED | _FILES)[kind](folder / "a", outside)
+  (PLANTED | FILES)[kind](folder / "a", outside)
   if kind == "a directory":
     with pytest.raises(OSError):
       folder.write("a", "new")
@@ -78,14 +73,14 @@ def test_writing_replaces_any_entry_but_a_directory(kind, folder, outside):
 
 
 def test_a_file_with_a_second_name_is_read_but_not_appended_to(folder, outside):
-  _FILES["a second name"](folder / "a", outside)
+  FILES["a second name"](folder / "a", outside)
   assert folder.read("a") == _SECRET
   with pytest.raises(OSError, match="second name"):
     folder.open("a", "a")
 
 
 def test_a_huge_file_is_refused_before_it_is_read(folder, outside):
-  _FILES["a sparse file"](folder / "a", outside)
+  FILES["a sparse file"](folder / "a", outside)
   began = time.monotonic()
   with pytest.raises(OSError, match="1,099,511,627,776 bytes"):
     folder.read("a")
@@ -177,79 +172,3 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
   assert [x.name for x in tmp_path.iterdir()] == ["a.json"]
   with pytest.raises(types.ConfigError, match="cannot write"):
     files.write_file(tmp_path / "nowhere" / "a.json", "third")
-
-
-# Modules that may open files without `seedx.files`, and which files they open.
-_OTHERS = {
-  "seedx/files.py": "files of runs",
-  "seedx/app/certificates.py": "a directory that it makes",
-  "seedx/app/compiled.py": "/proc, and a directory of the user",
-  "seedx/app/profiling.py": "a directory that it just made",
-  "seedx/app/settings/experiments.py": "the first lines of seedx's own",
-  "seedx/checkpoint.py": "reads a file that `seedx.files` has opened",
-  "seedx/envs/families.py": "a module of the installed EnvPool",
-  "seedx/envs/processes/child.py": "memory that it shares",
-  "seedx/launch/__main__.py": "sockets in a temporary directory",
-  "seedx/output.py": "/dev/null",
-  "seedx/metrics/cpu_time.py": "/proc",
-  "seedx/runtime/memory.py": "/proc and /sys",
-  "seedx/signals.py": "/dev/null",
-  "seedx/wire/listening.py": "sockets",
-  "seedx/wire/unix_pipe.py": "sockets",
-  "seedx/wire/authentication.py": "certificates that the user names",
-  "seedx/wire/serving.py": "sockets",
-}
-_OPENS = {
-  "open",
-  "read_text",
-  "read_bytes",
-  "write_text",
-  "write_bytes",
-  "fromfile",
-  "tofile",
-  "memmap",
-  "savetxt",
-  "mkdir",
-  "makedirs",
-  "rmdir",
-  "rmtree",
-  "unlink",
-  "rename",
-  "symlink_to",
-  "iterdir",
-  "rglob",
-  "listdir",
-  "scandir",
-  "NamedTemporaryFile",
-  "mkstemp",
-  "SummaryWriter",
-  "start_trace",
-  "fdopen",
-  "touch",
-  "copytree",
-}
-# Names of objects that have these methods, but are neither files nor paths.
-_NO_FILES = ("folder", "directory", "part", "_folder", "_connected", "sessions")
-
-
-def _opened(path):
-  """Yields the calls in a module that look like operations on files."""
-  for node in ast.walk(ast.parse(path.read_text())):
-    if isinstance(node, ast.Call):
-      name = node.func
-      if isinstance(name, ast.Attribute) and name.attr in _OPENS:
-        owner = ast.unparse(name.value)
-        if "Folder(" not in owner and not owner.endswith(_NO_FILES):
-          yield f"{owner}.{name.attr}"
-      elif isinstance(name, ast.Name) and name.id in _OPENS:
-        yield name.id
-
-
-def test_no_unlisted_module_opens_files_itself():
-  calls_by_module = {}
-  for path in sorted((_ROOT / "seedx").rglob("*.py")):
-    name = str(path.relative_to(_ROOT))
-    calls = list(_opened(path))
-    if calls and name not in _OTHERS:
-      calls_by_module[name] = calls
-  assert not calls_by_module
