@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from tests.losses import cases, streams
+from tests.losses import cases
 from tests.losses.streams import FIRST, LAST, MID
 
 alphazero = jax.jit(cases.CASES["alphazero"])
@@ -60,36 +60,3 @@ def test_targets_are_the_results_of_the_games_for_the_player_to_move():
   # With one player, the sign never changes.
   loss = alphazero(game([1, -1], values, discount=1.0))
   np.testing.assert_array_equal(loss.target, [1, 1, 1, 0, -1, -1, -1])
-
-
-def test_the_loss_is_the_least_if_policy_and_values_are_the_targets():
-  def total(stream, part):
-    return float(np.sum(getattr(alphazero(stream), part)))
-
-  stream = game([1], [1, -1, 1, 5])
-  assert total(stream, "value") == 0
-  stream["log_policy"] = np.log(stream["search_policy"])
-  best = total(stream, "policy")
-  rng = np.random.default_rng(2)
-  for _ in range(20):
-    other = rng.dirichlet(np.ones(3), 3).astype(np.float32)
-    worse = total(stream | {"log_policy": np.log(other)}, "policy")
-    assert worse > best + 0.01
-
-
-def test_a_truncated_game_bootstraps_from_its_own_last_value():
-  # Steps 0 and 1 are of one game, and steps 2 and 3 of the next.
-  stream = {
-    "values": np.array([0.5, 0.75, 0.0, -0.25], np.float32),
-    "log_policy": np.full((3, 2), -0.5, np.float32),
-    "search_policy": np.full((3, 2), 0.5, np.float32),
-    "step_type": np.array([MID, LAST, FIRST, MID], np.int32),
-    "reward": np.array([0.0, 0.0, 50.0, 0.0], np.float32),
-    "discount": np.full(4, -1.0, np.float32),
-  }
-  whole = alphazero(stream)
-  np.testing.assert_array_equal(whole.target, [-0.75, 0.0, 0.25])
-  for start, stop in ((0, 2), (2, 4)):
-    half = alphazero(streams.cut(stream, start, stop))
-    for part, expected in zip(half, whole, strict=True):
-      np.testing.assert_array_equal(part, expected[start : stop - 1])

@@ -29,9 +29,6 @@ EVENTS = [
 # Losses with the value that each bootstraps from, at every time step.
 BOOTSTRAPS = {
   "n_step_returns": lambda x: x["values"],
-  "lambda_returns": lambda x: x["values"],
-  "gae": lambda x: x["values"],
-  "a2c": lambda x: x["values"],
   "vtrace": lambda x: x["values"],
   "ppo": lambda x: x["behaviour_values"],
 }
@@ -131,24 +128,6 @@ def test_categorical_critics_bootstrap_from_the_mean_at_same_step_resets():
     )
   loss = jax.jit(case)(arguments).loss
   np.testing.assert_allclose(loss, expected[kept], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", cases.LOSSES)
-def test_every_loss_gives_no_weight_to_the_ignored_action(name):
-  case, stream = cases.CASES[name], whole_stream()
-  kinds = stream["step_type"][1:]
-  made = jax.jit(losses.from_next_step)(
-    stream["reward"][1:],
-    (kinds == LAST) & (stream["discount"][1:] == 0),
-    (kinds == LAST) & (stream["discount"][1:] != 0),
-    gamma=GAMMA,
-  )
-  loss = jax.jit(case)(
-    {k: (stream | made._asdict())[k] for k in case.arguments}
-  )
-  expected = case.reference(stream, stream)
-  chex.assert_trees_all_close(loss, expected, rtol=1e-3, atol=1e-3)
-  assert not loss.weight[kinds == FIRST].any()
 
 
 def test_the_returns_of_one_step_episodes_are_worked_by_hand():

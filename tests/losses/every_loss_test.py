@@ -43,7 +43,7 @@ def cast(stream, *dtypes):
 
 @pytest.mark.slow
 @every_case
-@pytest.mark.parametrize("dtypes", itertools.product(FLOATS, FLOATS))
+@pytest.mark.parametrize("dtypes", itertools.pairwise((*FLOATS, FLOATS[0])))
 def test_floats_of_two_dtypes_are_computed_in_the_widest(name, dtypes):
   case = cases.CASES[name]
   with jax.enable_x64(True):
@@ -217,17 +217,6 @@ def test_each_part_has_a_gradient_for_its_arguments_only(name):
             assert not gradient.any(), (part, argument)
 
 
-@every_loss
-def test_no_gradient_flows_at_a_reset(name):
-  reset = streams.resets(cases.all_streams()["resets"])
-  assert len(reset) == 3
-  for setting in cases.results(name)["resets"][1]:
-    for part, argument in cases.CASES[name].gradients:
-      gradient = getattr(setting, part)[argument]
-      assert not gradient[reset].any()
-      assert gradient.ndim == 1 or not gradient[:, reset].any()
-
-
 # Refused arguments
 
 
@@ -343,9 +332,7 @@ def test_a_batch_without_vmap_is_refused(name):
   [
     ("alphazero", "search_policy"),
     ("q_learning", "target_q_values"),
-    ("categorical_q_learning", "q_values"),
     ("categorical_q_learning", "target_logits"),
-    ("categorical_clipped_double_q_learning", "critics.logits"),
     ("categorical_clipped_double_q_learning", "critics.target_logits"),
     ("deterministic_policy_gradient", "actor.action_gradient"),
   ],

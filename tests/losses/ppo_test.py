@@ -83,20 +83,3 @@ def test_a_value_is_clipped_if_it_moved_far_towards_its_target():
   error = values - target
   np.testing.assert_allclose(loss.value, 0.5 * error**2, rtol=1e-6)
   np.testing.assert_allclose(gradients["values"], error, rtol=1e-6)
-
-
-def test_steps_without_weight_have_no_losses_or_diagnostics():
-  loss, _ = evaluate(
-    values=np.ones(7),
-    log_prob=np.full(7, -0.5),
-    entropy=np.full(7, 0.75),
-    advantage=np.full(7, 2.0),
-    weight=[1, 0, 1, 0, 0, 1, 1],
-  )
-  weight = np.asarray(loss.weight)
-  np.testing.assert_array_equal(loss.entropy, -0.75 * weight)
-  np.testing.assert_array_equal(loss.diagnostics["advantage"], 2 * weight)
-  for each in loss[:4]:
-    np.testing.assert_array_equal(np.asarray(each) != 0.0, weight)
-  for each in loss.diagnostics.values():
-    assert not each[weight == 0].any()

@@ -78,30 +78,6 @@ def test_rescaling_matches_a_worked_example():
     np.testing.assert_allclose(actual.loss, [0.5 * 1.008**2], rtol=2e-3)
 
 
-def test_a_return_bootstraps_where_its_episode_was_truncated():
-  # Step 2 is LAST: Q chooses action 0 there, with value 4 by Q'.
-  # td_0 = 1 + 0.5 (2 + 0.5 * 4) - 1 = 2, td_1 = 2 + 0.5 * 4 - 1 = 3,
-  # and in the next episode td_3 = 1 + 0.5 * 6 - 1 = 3.
-  stream = {
-    "q_values": np.tile(np.float32([1, 0]), (5, 1)),
-    "target_q_values": np.array(
-      [[9, 9], [9, 9], [4, 8], [9, 9], [6, 8]], np.float32
-    ),
-    "action": np.zeros(4, np.int32),
-    "step_type": np.array([MID, MID, LAST, FIRST, MID], np.int32),
-    "reward": np.array([0.0, 1.0, 2.0, 50.0, 1.0], np.float32),
-    "discount": np.array([1.0, 0.5, 0.5, 1.0, 0.5], np.float32),
-  }
-
-  @jax.jit
-  def evaluate(stream):
-    return [q_learning(stream, n=n) for n in (2, 3, 4)]
-
-  for actual in evaluate(stream):
-    np.testing.assert_array_equal(actual.td_error, [2.0, 3.0, 0.0, 3.0])
-    np.testing.assert_array_equal(actual.weight, [1.0, 1.0, 0.0, 1.0])
-
-
 def test_an_illegal_action_does_not_change_the_loss():
   stream = streams.random_stream(streams.THREE_RESETS, seed=5)
   # Illegal actions have a value of -inf, which a weight of 0 does not cancel.

@@ -13,9 +13,6 @@ def test_mean_share_of_one_core_is_the_weighted_mean():
   # (1 * 1 + 2 * 0 + 4 * 3) / (1 + 0 + 3) = 3.25
   mean = losses.mean_share(jnp.array([1.0, 2.0, 4.0]), jnp.array([1.0, 0, 3]))
   assert mean == 3.25
-
-
-def test_mean_share_without_weights_is_0():
   assert losses.mean_share(jnp.ones(3), jnp.zeros(3)) == 0.0
 
 

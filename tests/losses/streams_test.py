@@ -1,10 +1,9 @@
-"""Transitions at episode boundaries, and the random streams of other tests."""
+"""Transitions at episode boundaries."""
 
 import jax
 import numpy as np
 
 from seedx import losses
-from tests.losses import streams
 from tests.losses.streams import FIRST, LAST, MID
 
 
@@ -41,31 +40,3 @@ def test_transitions_have_no_gradient_with_respect_to_values():
 
   gradient = jax.jit(jax.grad(total))(np.arange(3.0))
   np.testing.assert_array_equal(gradient, np.zeros(3))
-
-
-# The random streams that other tests use
-
-
-def test_random_streams_consist_of_whole_episodes():
-  ends = 0
-  for seed in range(50):
-    start = bool(seed % 2)
-    stream = streams.random_stream(streams.random_events(seed), seed, start)
-    step_type = stream["step_type"]
-    assert (step_type[0] == FIRST) == start
-    is_last = step_type[:-1] == LAST
-    np.testing.assert_array_equal(step_type[1:] == FIRST, is_last)
-    assert set(step_type[stream["discount"] == 0.0]) <= {LAST}
-    ends += is_last.sum()
-    for name, array in stream.items():
-      if array.ndim:
-        assert len(array) == 10 - (name in streams.PER_TRANSITION)
-  assert ends > 100
-
-
-def test_the_stream_of_three_resets_has_every_kind_of_end():
-  stream = streams.random_stream(streams.THREE_RESETS, 0)
-  spans = [(0, 2), (2, 5), (5, 7), (7, 10)]
-  assert list(streams.spans(stream)) == spans
-  ends = [stream["discount"][stop - 1] for _, stop in spans[:-1]]
-  np.testing.assert_array_equal(ends, np.float32([0.9, 0.0, 0.9]))

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from tests.losses import cases
-from tests.losses.streams import FIRST, LAST, MID
+from tests.losses.streams import FIRST, MID
 
 vtrace = jax.jit(cases.CASES["vtrace"])
 
@@ -38,27 +38,3 @@ def test_losses_match_a_worked_example():
   )
   np.testing.assert_allclose(loss.entropy, [-0.3, -0.4], rtol=1e-6)
   np.testing.assert_array_equal(loss.weight, [1.0, 1.0])
-
-
-def test_a_truncated_episode_bootstraps_from_its_own_last_value():
-  # Step 0 earns 1, and its episode is truncated at step 1, with value 7. Step 2
-  # begins the next episode; it earns 1 and leads to a step with value 2.
-  # Correct targets are 1 + 0.9 * 7 = 7.3 and 1 + 0.9 * 2 = 2.8. Targets across
-  # the reset would be 1 + 0.9 * 0 = 1 or 1 + 0.9 * 0.9 * (1 + 0.9 * 2) = 3.27.
-  returns = jax.jit(cases.CASES["lambda_returns"])
-  for first_discount in (0.0, 0.9):
-    stream = {
-      "values": np.array([0.0, 7.0, 5.0, 2.0], np.float32),
-      "log_prob": np.full(3, -0.7, np.float32),
-      "behaviour_log_prob": np.full(3, -0.7, np.float32),
-      "entropy": np.zeros(3, np.float32),
-      "step_type": np.array([MID, LAST, FIRST, MID], np.int32),
-      "reward": np.array([0.0, 1.0, 0.0, 1.0], np.float32),
-      "discount": np.array([0.9, 0.9, first_discount, 0.9], np.float32),
-    }
-    loss = vtrace(stream)
-    np.testing.assert_allclose(
-      loss.diagnostics["value_target"], [7.3, 0.0, 2.8], rtol=1e-6
-    )
-    np.testing.assert_allclose(loss.value, [0.5 * 7.3**2, 0, 2.42], rtol=1e-5)
-    np.testing.assert_allclose(returns(stream), [7.3, 7.0, 2.8], rtol=1e-6)
