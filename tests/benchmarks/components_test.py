@@ -65,12 +65,6 @@ def test_the_table_has_the_share_of_environments_alone(tmp_path, monkeypatch):
       assert of_run[words] == ("0.25" if "Pong" in words else "-")
 
 
-@pytest.mark.slow
-def test_a_replay_of_a_million_steps_has_a_cost():
-  for (of, figure), seconds in components.replay_alone(0.5).items():
-    assert 0 < seconds < 1, (of, figure)
-
-
 @pytest.mark.long
 def test_the_program_reports_the_share_of_products(tmp_path, capsys):
   output = tmp_path / "found.jsonl"

@@ -74,22 +74,12 @@ def test_values_are_those_of_an_exhaustive_search():
   assert seen == {-1, 0, 1}
 
 
-def test_values_of_reflected_positions_are_reflected():
-  for board in late_boards(30, empty=14):
-    values = solver.values(*solver.bits(board))
-    reflected = solver.values(*solver.bits(board[..., ::-1]))
-    assert reflected == {6 - k: value for k, value in values.items()}
-
-
 @pytest.mark.parametrize(
   ("columns", "value"),
   [  # From Pascal Pons's set Test_L3_R1; columns from 1.
     ("2252576253462244111563365343671351441", -1),
     ("7422341735647741166133573473242566", 1),
     ("23163416124767223154467471272416755633", 0),
-    ("65214673556155731566316327373221417", -1),
-    ("326615663752621323655335514271", 1),
-    ("3575316255751336464276636772271112", -1),
   ],
 )
 def test_known_positions_have_their_values(columns, value):

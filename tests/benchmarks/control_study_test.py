@@ -66,11 +66,6 @@ def test_a_failed_run_leaves_no_file(study, tmp_path, capsys):
   assert not [*tmp_path.iterdir()]
 
 
-def test_no_run_starts_after_the_limit(study, tmp_path):
-  assert study("--minutes", "0") == 0
-  assert not [*tmp_path.iterdir()]
-
-
 def test_the_figure_has_a_dark_twin(study, tmp_path):
   assert study("--only", "Hopper-v4_0") == 0
   picture = tmp_path / "study.png"

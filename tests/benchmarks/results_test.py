@@ -111,13 +111,6 @@ def test_seeds_are_due_without_an_outcome_of_the_same_fingerprint():
   assert runs.due(made, [0, 1], None) == [0, 1]
 
 
-def test_an_outcome_is_read_as_it_was_written(tmp_path):
-  written = outcome(training=1.5, reached={"475": [10, 2.5]})
-  written.write(tmp_path / "0.json")
-  read = data.Outcome(**json.loads((tmp_path / "0.json").read_text()))
-  assert read == written
-
-
 @pytest.mark.slow
 def test_a_row_of_several_seeds_is_trained_and_measured_once(
   tmp_path, monkeypatch
