@@ -43,13 +43,6 @@ def test_settings_are_grouped_by_the_class_that_adds_them():
   assert rows(table)["`--n-step`"][0] == "5"
 
 
-def test_a_function_of_a_module_has_other_defaults():
-  table = rows(settings.settings_tables("seedx.agents.ddpg"))
-  assert table["`--actor-period`"][0] == "1"
-  table = rows(settings.settings_tables("seedx.agents.ddpg:td3"))
-  assert table["`--actor-period`"][0] == "2"
-
-
 @pytest.mark.parametrize(
   "module",
   [
