@@ -77,7 +77,11 @@ class Channel(Generic[T]):
         self._waiting -= 1
         if len(self._items) < count:
           return []
-      return self._take(count)
+      items = [self._items.popleft() for _ in range(count)]
+      # Without a limit, no thread waits for room.
+      if self._capacity < math.inf:
+        self._item_taken.notify(count)
+      return items
 
   def close(self) -> None:
     """Ends all waits; a second call does nothing."""
@@ -85,9 +89,3 @@ class Channel(Generic[T]):
       self._closed = True
       self._item_put.notify_all()
       self._item_taken.notify_all()
-
-  def _take(self, count: int) -> list[T]:
-    taken = [self._items.popleft() for _ in range(count)]
-    if self._capacity < math.inf:  # Without a limit, no thread waits for room.
-      self._item_taken.notify(count)
-    return taken

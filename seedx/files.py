@@ -287,7 +287,7 @@ def open_new_folder(parent: str | os.PathLike[str], name: str) -> Folder:
   number = 1
   while True:
     try:
-      return Folder(above.make_new(name if number == 1 else f"{name}-{number}"))
+      return above.make_new(name if number == 1 else f"{name}-{number}")
     except FileExistsError:
       number += 1
     except OSError as error:

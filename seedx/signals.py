@@ -129,17 +129,11 @@ def stopping(
   ending.exits = exits
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
-  own = [
-    number
-    for number in WARNINGS
-    if not exits and callable(signal.getsignal(number))
-  ]
+  own = [] if exits else [x for x in WARNINGS if callable(signal.getsignal(x))]
   numbers = [x for x in ENDING if x not in ignored and x not in own]
+  arguments = (reader, numbers, stop, ending)
   listener = threading.Thread(
-    target=_listen,
-    args=(reader, numbers, stop, ending),
-    name="signals",
-    daemon=True,
+    target=_listen, args=arguments, name="signals", daemon=True
   )
 
   def handle(number: int, frame: object) -> None:
@@ -149,10 +143,9 @@ def stopping(
     if ending.raises:
       raise KeyboardInterrupt
 
-  in_main = threading.current_thread() is threading.main_thread()
   previous_handlers = {}
-  ending.in_main = in_main
-  if in_main:
+  ending.in_main = threading.current_thread() is threading.main_thread()
+  if ending.in_main:
     previous_writer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _written_to.add(writer)
     previous_handlers = {
@@ -164,7 +157,7 @@ def stopping(
   try:
     yield ending
   finally:
-    if in_main:
+    if ending.in_main:
       for number, handler in previous_handlers.items():
         signal.signal(number, handler)
       signal.set_wakeup_fd(previous_writer)
@@ -182,7 +175,6 @@ def _listen(
   stop: threading.Event,
   ending: Ending,
 ) -> None:
-  """Acts on the signals from a pipe, and calls `Ending.watch` meanwhile."""
   readable = select.poll()
   readable.register(reader, select.POLLIN)
   while True:
@@ -203,7 +195,6 @@ def _listen(
 def _handle(
   number: signal.Signals, stop: threading.Event, ending: Ending
 ) -> None:
-  """Sets `stop` at the first signal, exits at the second Ctrl-C."""
   if not ending.status:
     ending.seconds, ending.status = time.monotonic(), status(number)
     stop.set()

@@ -219,7 +219,6 @@ class MultiDiscreteArray(dm_env.specs.BoundedArray):
     return self.maximum + 1
 
   def __reduce__(self) -> tuple[Any, ...]:
-    """Returns how to unpickle the spec."""
     return MultiDiscreteArray, (self.num_values, self.dtype, self.name)
 
 
@@ -233,7 +232,6 @@ class ImageArray(dm_env.specs.BoundedArray):
   __hash__ = None  # type: ignore[assignment]
 
   def __reduce__(self) -> tuple[Any, ...]:
-    """Returns how to unpickle the spec."""
     return ImageArray, super().__reduce__()[1]
 
 
@@ -285,7 +283,6 @@ class HybridArray(dm_env.specs.BoundedArray):
     return dm_env.specs.BoundedArray(high.shape, np.float32, low, high)
 
   def __eq__(self, other: object) -> bool:
-    """Returns whether the other spec has the same choices and bounds."""
     return (
       isinstance(other, HybridArray)
       and self.num_choices == other.num_choices
@@ -293,7 +290,6 @@ class HybridArray(dm_env.specs.BoundedArray):
     )
 
   def __reduce__(self) -> tuple[Any, ...]:
-    """Returns how to unpickle the spec."""
     arguments = self.num_choices, self.minimum, self.maximum, self.name
     return HybridArray, arguments
 

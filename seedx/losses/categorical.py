@@ -68,13 +68,11 @@ def n_step_bootstraps(
   Raises:
     ValueError: n is below 1.
   """
-  length = streams.num_transitions(step_type)
+  length = streams.num_transitions(step_type, n)
   starts = length if starts is None else starts
   names = "reward, discount"
   chex.assert_type([reward, discount], float, custom_message=names)
   chex.assert_shape([reward, discount], (length + 1,), custom_message=names)
-  if n < 1:
-    raise ValueError(f"expected n of at least 1, found {n}")
   steps = jnp.arange(starts)
   step_type, reward, discount = map(jnp.asarray, (step_type, reward, discount))
   first = step_type[1:] == int(dm_env.StepType.FIRST)

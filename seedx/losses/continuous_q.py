@@ -78,7 +78,7 @@ def clipped_double_q_learning(
   Raises:
     ValueError: n is below 1.
   """
-  length = _check_steps(step_type, n=n)
+  length = streams.num_transitions(step_type, n)
   names = "q_values, target_q_values"
   both = [q_values, target_q_values]
   chex.assert_type(both, float, custom_message=names)
@@ -153,7 +153,7 @@ def categorical_clipped_double_q_learning(
   Raises:
     ValueError: n is below 1.
   """
-  length = _check_steps(step_type, n=n)
+  length = streams.num_transitions(step_type, n)
   names = "logits, target_logits, atoms"
   floats = [logits, target_logits, atoms]
   chex.assert_type(floats, float, custom_message=names)
@@ -206,7 +206,7 @@ def deterministic_policy_gradient(
     gradient_clip: largest absolute value of each element of dQ/da, beyond which
       it is clipped; None for no clipping.
   """
-  length = _check_steps(step_type)
+  length = streams.num_transitions(step_type)
   names = "action, action_gradient"
   both = [action, action_gradient]
   chex.assert_type(both, float, custom_message=names)
@@ -255,7 +255,7 @@ def soft_policy(
     step_type: `[T + 1]` integers of `dm_env.StepType`.
     temperature: `[]`, alpha, the weight of the entropy.
   """
-  length = _check_steps(step_type)
+  length = streams.num_transitions(step_type)
   names = "q_values, log_prob"
   both = [q_values, log_prob]
   chex.assert_type(both, float, custom_message=names)
@@ -299,7 +299,7 @@ def temperature(
     step_type: `[T + 1]` integers of `dm_env.StepType`.
     target_entropy: `[]`, H.
   """
-  length = _check_steps(step_type)
+  length = streams.num_transitions(step_type)
   names = "log_temperature, log_prob"
   floats = [log_temperature, log_prob]
   chex.assert_type(floats, float, custom_message=names)
@@ -308,14 +308,6 @@ def temperature(
   weight = _weight(step_type)
   excess = jax.lax.stop_gradient(log_prob + target_entropy)
   return ActorLoss(-weight * jnp.exp(log_temperature) * excess, weight)
-
-
-def _check_steps(step_type: jax.Array, n: int = 1) -> int:
-  """Returns T of a stream; raises ValueError if n is below 1."""
-  length = streams.num_transitions(step_type)
-  if n < 1:
-    raise ValueError(f"expected n of at least 1, found {n}")
-  return length
 
 
 def _weight(step_type: jax.Array) -> jax.Array:

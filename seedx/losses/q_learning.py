@@ -84,7 +84,7 @@ def q_learning(
   Raises:
     ValueError: n is below 1.
   """
-  length = streams.num_transitions(step_type)
+  length = streams.num_transitions(step_type, n)
   names = "q_values, target_q_values"
   both = [q_values, target_q_values]
   chex.assert_type(both, float, custom_message=names)
@@ -92,8 +92,6 @@ def q_learning(
   chex.assert_equal_shape(both, custom_message=names)
   chex.assert_type(action, int, custom_message="action")
   chex.assert_shape(action, (length,), custom_message="action")
-  if n < 1:
-    raise ValueError(f"expected n of at least 1, found {n}")
   rlax = lazy_rlax.rlax()
   pair = rlax.SIGNED_HYPERBOLIC_PAIR if rescale else rlax.IDENTITY_PAIR
   best = jnp.argmax(q_values if double else target_q_values, axis=-1)

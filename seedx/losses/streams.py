@@ -305,11 +305,12 @@ def from_next_step(
   )
 
 
-def num_transitions(step_type: jax.Array) -> int:
+def num_transitions(step_type: jax.Array, n: int = 1) -> int:
   """Returns T of a stream with `step_type`, `[T + 1]` integers.
 
   Raises:
     AssertionError: `step_type` has another rank or dtype, or T is 0.
+    ValueError: n, a number of steps before bootstrapping, is below 1.
   """
   message = "step_type of one stream; use jax.vmap for a batch of streams"
   chex.assert_rank(step_type, 1, custom_message=message)
@@ -317,6 +318,8 @@ def num_transitions(step_type: jax.Array) -> int:
   chex.assert_axis_dimension_gteq(
     step_type, axis=0, val=2, custom_message="step_type"
   )
+  if n < 1:
+    raise ValueError(f"expected n of at least 1, found {n}")
   return step_type.shape[0] - 1
 
 
@@ -325,7 +328,6 @@ def _is_float(x: Any) -> bool:
 
 
 def _flags(name: str, flags: jax.Array, reward: jax.Array) -> jax.Array:
-  """Returns flags of the T actions of one stream as bools."""
   names = f"reward, {name} of one stream; use jax.vmap for a batch of streams"
   chex.assert_rank([reward, flags], 1, custom_message=names)
   chex.assert_equal_shape([reward, flags], custom_message=names)

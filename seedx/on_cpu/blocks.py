@@ -88,8 +88,6 @@ def _num_blocks(
 
 
 def _cut(batch: Any, axes: Any, num_blocks: int) -> Any:
-  """Cuts a batch into `num_blocks` blocks on a new first axis."""
-
   def cut(axis: int, leaf: jax.Array) -> jax.Array:
     shape = leaf.shape
     parts = leaf.reshape(*shape[:axis], num_blocks, -1, *shape[axis + 1 :])

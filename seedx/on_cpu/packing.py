@@ -28,8 +28,7 @@ _NARROW = tuple(map(np.dtype, (np.bool_, np.uint8)))
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-  """The layout of a packed nest; programs are compiled for it."""
-
+  # Programs are compiled for a layout.
   structure: jax.tree_util.PyTreeDef
   # Shape of a row and dtype of each leaf.
   leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]

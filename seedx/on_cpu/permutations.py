@@ -45,7 +45,7 @@ def random(rng_key: jax.Array, size: int) -> jax.Array:
 
 
 def _hash(x: jax.Array) -> jax.Array:
-  """Computes the finalizer of MurmurHash3 (Appleby), a bijection of uint32."""
+  # The finalizer of MurmurHash3 (Appleby), a bijection of uint32.
   x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
   x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
   return x ^ (x >> 16)
