@@ -355,7 +355,7 @@ def _write(file: IO[bytes], nest: types.Tree) -> None:
 
 
 def _is_current(folder: files.Folder) -> bool:
-  """Returns whether a directory has a file that `_write` wrote."""
+  # A file that `_write` wrote ends with `_MAGIC`.
   for name in folder.names():
     with contextlib.suppress(OSError), folder.open(name) as file:
       file.seek(-len(_MAGIC), os.SEEK_END)
@@ -365,8 +365,6 @@ def _is_current(folder: files.Folder) -> bool:
 
 
 class _Column(NamedTuple):
-  """An index entry."""
-
   shape: tuple[int, ...]
   dtype: np.dtype
   checksum: int

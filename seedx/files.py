@@ -200,7 +200,6 @@ class Folder:
 
   @contextlib.contextmanager
   def _opened(self) -> Iterator[int]:
-    """Yields a descriptor of the directory."""
     directory = os.open(self._root, _FOLDER)
     try:
       for name in self._below:

@@ -272,7 +272,7 @@ def all_streams():
     by_name[end] = one
     by_name[f"{end}, other end"] = joined(one, other)
     by_name[f"{end}, other start"] = joined(other, one)
-  for seed in range(64 - len(by_name)):
+  for seed in range(32 - len(by_name)):
     events, start = streams.random_events(seed), bool(seed % 2)
     by_name[f"random {seed}"] = streams.random_stream(events, seed, start)
   return by_name

@@ -155,7 +155,7 @@ def extreme(seed):
 def test_extreme_numbers_have_finite_losses_and_gradients(name):
   # For example, a ratio of e^300 overflows float32.
   case = cases.CASES[name]
-  batch = jax.tree.map(lambda *x: np.stack(x), *map(extreme, range(200)))
+  batch = jax.tree.map(lambda *x: np.stack(x), *map(extreme, range(100)))
   learned = {k: batch.pop(k) for k in {x for _, x in case.gradients}}
 
   def total(floats, others):
