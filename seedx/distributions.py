@@ -308,8 +308,6 @@ def _product_class() -> Any:
   base: Any = _distrax().Distribution
 
   class Product(base):
-    """Independent distributions of choices and numbers, in one vector."""
-
     def __init__(self, choices: Any, numbers: Any) -> None:
       super().__init__()
       self._parts = choices, numbers

@@ -82,7 +82,6 @@ class Config(models.Config):
   residual_channels: int = types.setting(64, low=1, high=2**16)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for invalid settings."""
     super().__post_init__()
     if self.torso is not None and self.residual_blocks:
       raise types.ConfigError(
@@ -191,8 +190,6 @@ class Extras(NamedTuple):
 
 
 class _Player:
-  """The network of a game, its search and its loss."""
-
   def __init__(
     self, config: Config, spec: types.EnvironmentSpec, axis_name: str | None
   ) -> None:
@@ -217,7 +214,6 @@ class _Player:
     *,
     explores: bool,
   ) -> tuple[types.AgentOutput, CoreState]:
-    """Searches for the moves of `[B, ...]`; see `base.Agent`."""
     config = self._config
     explored = core_state.moves < config.exploration_moves
     result = search_lib.search(
@@ -241,7 +237,6 @@ class _Player:
     inputs: types.Inputs,
     core_state: CoreState,
   ) -> tuple[types.AgentOutput, CoreState]:
-    """Takes the move that the network prefers; see `base.Agent`."""
     del rng_key  # The move is deterministic.
     log_policy, _ = self._network(
       params, jax.tree.map(lambda x: x[None], inputs)
@@ -253,7 +248,6 @@ class _Player:
   def differentiate(
     self, state: base.AgentState, rng_key: jax.Array, batch: types.Tree
   ) -> tuple[types.Tree, types.LossOutput]:
-    """Returns the gradient of the mean loss over the batch on all cores."""
     costs = state.hyperparameters
     sample = self._windows.sample(batch)
     inputs, search_policy, steps = self._positions(sample.unroll)
@@ -345,7 +339,6 @@ class _Player:
   def evaluate(
     self, params: types.Tree, rng_key: jax.Array, state: types.Tree
   ) -> search_lib.Evaluation:
-    """Evaluates states `[B, ...]` of the game; see `search_lib.Evaluate`."""
     del rng_key  # The network is deterministic.
     observation = jax.vmap(self._game.observe)(state)
     # The number of rows is symbolic in an export.

@@ -217,7 +217,6 @@ class _Pair:
     atoms: Sequence[float],
     first_guides: bool,
   ) -> Self:
-    """Makes the networks; see the function `make`."""
     head = networks.Critic(
       config.hidden_sizes,
       config.num_critics,
@@ -247,7 +246,6 @@ class _Pair:
     )
 
   def init(self, rng_key: jax.Array) -> models.Variables:
-    """Returns the parameters of all groups, and the statistics."""
     actor_key, critic_key = jax.random.split(rng_key)
     actor = self.actor.init(actor_key)
     action = jnp.zeros((1, 1, self.space.size), jnp.float32)
@@ -256,7 +254,6 @@ class _Pair:
     return actor._replace(params=params | self.policy.others())
 
   def initial_core_state(self, batch_size: int) -> CoreState:
-    """Returns core states at an episode's start, `[batch_size, ...]`."""
     noise = jnp.zeros((batch_size, self.space.size), jnp.float32)
     return CoreState(self.actor.initial_core_state(batch_size), noise)
 
@@ -269,7 +266,6 @@ class _Pair:
     *,
     greedy: bool,
   ) -> tuple[types.AgentOutput, CoreState]:
-    """Acts for `[B, ...]`, without noise if greedy; see `base.Agent`."""
     noise_key, proposal_key = jax.random.split(rng_key)
     view = _View(jax.tree.map(lambda x: x[None], inputs), core_state.network)
     outputs, network = self._act(acting.variables, view)
@@ -307,7 +303,6 @@ class _Pair:
   def differentiate(
     self, state: base.AgentState, rng_key: jax.Array, batch: types.Sample
   ) -> tuple[types.Tree, types.LossOutput]:
-    """Returns the gradients of the mean losses over the batch on all cores."""
     target_key, actor_key = jax.random.split(rng_key)
     steps = self._steps(batch.unroll, state.hyperparameters["discount"])
     if self.windows.have_one_return(self.actor, steps):
@@ -327,7 +322,6 @@ class _Pair:
     return gradients, types.LossOutput(weight, metrics, priorities)
 
   def priorities(self, acting: Acting, unroll: types.Unroll) -> jax.Array:
-    """Returns priorities for unrolls `[L, S, ...]`; see `base.Agent`."""
     extras = self.windows.after_burn_in(unroll.extras)
     steps = self._steps(unroll, acting.hyperparameters["discount"])
     per_step = self.critic_losses(
@@ -517,7 +511,6 @@ class _Pair:
     )
 
   def q_values(self, outputs: jax.Array) -> jax.Array:
-    """Returns the Q-values `[..., C]` of the critics' outputs."""
     if not self.atoms:
       return outputs
     return jax.nn.softmax(outputs) @ jnp.float32(self.atoms)
@@ -531,7 +524,6 @@ class _Pair:
   def _act(
     self, variables: models.Variables, view: "_View"
   ) -> tuple[jax.Array, types.Tree]:
-    """Returns the actor's outputs `[T, B, P]`, and the next core state."""
     output = self.actor.unroll(
       variables._replace(params=variables.params["actor"]),
       view.inputs,
@@ -555,7 +547,6 @@ def _optimizer(
 
 
 def _check(spec: types.EnvironmentSpec) -> None:
-  """Raises types.ConfigError for an action mask, and for self-play."""
   base.check_one_player(spec)
   if spec.action_mask is not None:
     raise types.ConfigError(

@@ -125,11 +125,9 @@ class _Deterministic:
 
   @property
   def actor_period(self) -> int:
-    """See `policies.Policy`."""
     return self.config.actor_period
 
   def others(self) -> dict[str, types.Tree]:
-    """See `policies.Policy`."""
     return {}
 
   def explore(
@@ -139,14 +137,12 @@ class _Deterministic:
     exploration: jax.Array,
     hyperparameters: Mapping[str, jax.Array],
   ) -> jax.Array:
-    """See `policies.Policy`."""
     scale = hyperparameters["noise_scale"]
     if self.config.noise_ladder:
       scale = scale * exploration[:, None]
     return jnp.clip(self.greedy(outputs) + scale * noise, -1.0, 1.0)
 
   def greedy(self, outputs: jax.Array) -> jax.Array:
-    """See `policies.Policy`."""
     return jnp.tanh(outputs)
 
   def propose(
@@ -174,7 +170,6 @@ class _Deterministic:
     q_function: policies.QFunction,
     step_type: jax.Array,
   ) -> tuple[dict[str, losses.ActorLoss], dict[str, jax.Array]]:
-    """See `policies.Policy`; the first critic guides the actor."""
     del params
     limit = self.config.action_gradient_clip or None
     action = jax.lax.stop_gradient(proposal.action)

@@ -325,7 +325,6 @@ def _tower(
 def _check_variables(
   network: nn.Module, variables: types.Tree, *arguments: types.Tree
 ) -> None:
-  """Raises types.ConfigError if modules need more than their parameters."""
   if extra := sorted({*variables} - {"params"}):
     raise types.ConfigError(
       "expected a network whose only variables are parameters, found the"
@@ -344,7 +343,6 @@ def _check_variables(
 
 
 def _check_module(role: str, module: object) -> None:
-  """Raises types.ConfigError if a module of the user's is not one of Flax."""
   if module is None or isinstance(module, nn.Module):
     return
   words = f"an instance of {type(module).__name__}"

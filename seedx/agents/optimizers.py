@@ -48,7 +48,6 @@ class Config:
   transformation: Callable[[], optax.GradientTransformation] | None = None
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
     types.check_settings(self)
     if self.transformation is not None and not callable(self.transformation):
       raise types.ConfigError(
@@ -202,7 +201,6 @@ class Optimizer:
     return metrics
 
   def _rates(self, state: base.AgentState) -> types.Tree:
-    """Returns learning rates as a prefix of the parameters' nest."""
     values = state.hyperparameters
     if self.rates is None:
       return values["learning_rate"]

@@ -48,7 +48,6 @@ class Config(models.Config):
   towers: Literal["shared", "apart"] = "shared"
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
     models.check_core(self.core)
     if self.core is not None and not self.recurrent:

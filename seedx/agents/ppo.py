@@ -280,8 +280,6 @@ def _make_step(
   optimizer: optimizers.Optimizer,
   axis_name: str | None,
 ) -> Step:
-  """Returns the function that takes one optimizer step on a minibatch."""
-
   def step(
     state: base.AgentState, entries: Entries
   ) -> tuple[base.AgentState, types.LossOutput]:
@@ -449,7 +447,6 @@ def _single_steps(
 
 
 def _shuffled(entries: Entries, rng_key: jax.Array, *, parts: int) -> Entries:
-  """Returns random minibatches, stacked on a new first axis."""
   size = entries.weight.shape[1]
   if size % parts:
     raise types.ConfigError(

@@ -58,7 +58,6 @@ class Config(dqn.Config):
   stored_state: bool = True
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value that R2D2 does not support."""
     super().__post_init__()
     types.check_range(
       "sequence_length", self.sequence_length, self.n_step, 2**16

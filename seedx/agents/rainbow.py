@@ -49,7 +49,6 @@ class Config(dqn.Config):
   noise_scale: float = types.setting(0.1, low=0.0)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value that Rainbow does not support."""
     super().__post_init__()
     return_atoms.spaced(self.num_atoms, self.value_min, self.value_max)
     if self.num_atoms and (self.rescale or self.huber_delta):

@@ -117,6 +117,5 @@ def _last(nest: Any) -> Any:
 
 
 def _joined(first: Any, second: Any) -> Any:
-  """Joins statistics or moments; the first may be ()."""
   pairs = zip(first or [()] * len(second), second, strict=True)
   return type(second)(*(a + b for a, b in pairs))

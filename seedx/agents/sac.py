@@ -98,7 +98,6 @@ class _Soft:
     q_function: policies.QFunction,
     step_type: jax.Array,
   ) -> tuple[dict[str, losses.ActorLoss], dict[str, jax.Array]]:
-    """See `policies.Policy`."""
     log_temperature = params["temperature"]
     alpha = jax.lax.stop_gradient(jnp.exp(log_temperature))
     per_stream = functools.partial(jax.vmap, in_axes=1, out_axes=1)
@@ -124,8 +123,6 @@ class _Soft:
 
 @dataclasses.dataclass(frozen=True)
 class _SoftGaussian(_Soft):
-  """A squashed Gaussian policy of continuous actions."""
-
   distribution: distributions.SquashedGaussian
 
   def explore(
@@ -135,13 +132,11 @@ class _SoftGaussian(_Soft):
     exploration: jax.Array,
     hyperparameters: Mapping[str, jax.Array],
   ) -> jax.Array:
-    """See `policies.Policy`."""
     del exploration, hyperparameters  # The policy itself explores.
     mean, scale = self.distribution.moments(outputs)
     return jnp.tanh(mean + scale * noise)
 
   def greedy(self, outputs: jax.Array) -> jax.Array:
-    """See `policies.Policy`."""
     mean, _ = self.distribution.moments(outputs)
     return jnp.tanh(mean)
 
@@ -153,7 +148,6 @@ class _SoftGaussian(_Soft):
     *,
     smooth: bool = False,
   ) -> policies.Proposal:
-    """See `policies.Policy`."""
     del smooth  # The policy is stochastic.
     action, log_prob = self.distribution.sample(outputs, noise)
     return policies.Proposal(action, log_prob, self._bonus(params, log_prob))
@@ -176,7 +170,6 @@ class _SoftChoices(_Soft):
     return outputs - jnp.log(-jnp.log(uniform))
 
   def greedy(self, outputs: jax.Array) -> jax.Array:
-    """See `policies.Policy`."""
     return outputs
 
   def propose(
@@ -187,7 +180,6 @@ class _SoftChoices(_Soft):
     *,
     smooth: bool = False,
   ) -> policies.Proposal:
-    """See `policies.Policy`."""
     del noise, smooth
     log_probs = jax.nn.log_softmax(outputs)
     probs = jnp.exp(log_probs)

@@ -248,7 +248,6 @@ def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
 def _epsilon(
   config: Config, state: base.AgentState, decay_updates: float
 ) -> jax.Array:
-  """Returns `Acting.epsilon`."""
   end = state.hyperparameters["epsilon_end"]
   if config.epsilon_ladder:
     end = jnp.zeros_like(end)
@@ -267,7 +266,6 @@ def _step(
   *,
   greedy: bool,
 ) -> tuple[types.AgentOutput, types.Tree]:
-  """Acts for `[B, ...]`, without exploration if greedy; see `base.Agent`."""
   explore_key, action_key, noise_key = jax.random.split(rng_key, 3)
   if q_network.noisy and not greedy:
     output = _noisy_step(
@@ -329,8 +327,6 @@ def _noisy_step(
 
 @dataclasses.dataclass(frozen=True)
 class _QNetwork:
-  """The network, its loss, and the windows that it learns from."""
-
   model: models.Model
   loss: Loss
   axis_name: str | None
@@ -339,7 +335,6 @@ class _QNetwork:
   bootstraps: bool
 
   def initial_core_state(self, batch_size: int) -> types.Tree:
-    """Returns the core state at the start of episodes."""
     core_state = self.model.initial_core_state(batch_size)
     if not self.noisy:
       return core_state
@@ -353,7 +348,6 @@ class _QNetwork:
   def differentiate(
     self, state: base.AgentState, rng_key: jax.Array, batch: types.Sample
   ) -> tuple[types.Tree, types.LossOutput]:
-    """Returns the gradient of the mean loss over the batch on all cores."""
     online_key, target_key = jax.random.split(rng_key)
     discount = state.hyperparameters["discount"]
     steps = self._steps(batch.unroll, discount)
@@ -398,7 +392,6 @@ class _QNetwork:
     return gradients, types.LossOutput(weight, metrics, priorities)
 
   def priorities(self, acting: Acting, unroll: types.Unroll) -> jax.Array:
-    """Returns priorities for unrolls `[L, S, ...]`; see `base.Agent`."""
     outputs = self.windows.after_burn_in(unroll.extras.outputs)
     steps = self._steps(unroll, acting.discount)
     _, per_step = self._losses(outputs, outputs, steps)

@@ -220,7 +220,6 @@ def _check(
   before: types.Tree,
   after: types.Tree,
 ) -> None:
-  """Checks the shapes and dtypes that a core returned; see `Core`."""
   name = type(core).__name__
   if features.shape[:-1] != step_type.shape:
     raise types.ConfigError(
