@@ -91,8 +91,7 @@ class Config(models.Config):
     if not self.replayed and self.n_step != type(self).n_step:
       raise types.ConfigError(
         "expected n_step only with a replay, found"
-        f" {self.n_step} with replayed=False; set unroll_length, at whose end"
-        " returns without a replay bootstrap"
+        f" {self.n_step} with replayed=False; set unroll_length"
       )
 
   def for_images(self) -> Self:
@@ -161,10 +160,6 @@ def evaluation(
   """Returns the agent's network, with which `search.search` can look ahead.
 
   Its parameters are the acting parameters, such as those of `app.load`.
-
-  Args:
-    config: the agent's config.
-    spec: spec of the game's environment.
   """
   return _Player(config, spec, None).evaluate
 
@@ -276,7 +271,10 @@ class _Player:
         weights = loss.weight * sample.importance_weight
         return losses.mean_share(values, weights, self._axis_name)
 
-      entropy = -jnp.sum(search_policy * _log(search_policy), axis=-1)
+      # The logarithms of probabilities of 0 are finite.
+      tiny = jnp.finfo(jnp.float32).tiny
+      log_search = jnp.log(jnp.maximum(search_policy, tiny))
+      entropy = -jnp.sum(search_policy * log_search, axis=-1)
       total = mean(loss.policy + costs["value_cost"] * loss.value)
       return total, {
         "loss": total,
@@ -384,8 +382,3 @@ def _with_torso(config: Config) -> Config:
     jnp.dtype(config.compute_dtype),
   )
   return dataclasses.replace(config, torso=torso, residual_blocks=0)
-
-
-def _log(probabilities: jax.Array) -> jax.Array:
-  """Returns logarithms, finite ones for probabilities of 0."""
-  return jnp.log(jnp.maximum(probabilities, jnp.finfo(jnp.float32).tiny))

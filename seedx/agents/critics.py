@@ -337,11 +337,14 @@ class _Pair:
     steps: replay_windows.Steps,
   ) -> tuple["_View", "_View"]:
     """Returns views of the learned steps, and of those to bootstrap from."""
+    core_state = unroll.core_state
+    if isinstance(core_state, CoreState):  # The windows of a replay have none.
+      core_state = core_state.network
     inputs, core_state = self.windows.warmed_up(
       self.actor,
       models.Variables(state.params["actor"], state.statistics),
       unroll.inputs,
-      _network_state(unroll.core_state),
+      core_state,
     )
     if steps.at is not None:
       return (
@@ -584,8 +587,3 @@ def _criticize(
     at=view.at,
     action=action,
   ).head
-
-
-def _network_state(core_state: types.Tree) -> types.Tree:
-  """Returns the networks' part of a core state, () for a replay's windows."""
-  return core_state.network if isinstance(core_state, CoreState) else core_state

@@ -67,13 +67,7 @@ class Config(critics.Config):
 
 @dataclasses.dataclass(frozen=True)
 class _Soft:
-  """A stochastic policy and its temperature; see `policies.Policy`.
-
-  Attributes:
-    config: hyper-parameters.
-    num_parameters: see `policies.Policy`.
-    target_entropy: entropy of the whole action that the temperature keeps.
-  """
+  """A stochastic policy; its temperature keeps the whole action's entropy."""
 
   config: Config
   num_parameters: int

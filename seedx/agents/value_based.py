@@ -284,7 +284,7 @@ def _step(
   action = jnp.argmax(q_values, axis=-1)
   if not greedy:
     equal_logits = distributions.only_legal(
-      jnp.zeros_like(q_values), _first_step(output.action_mask)
+      jnp.zeros_like(q_values), jax.tree.map(lambda x: x[0], output.action_mask)
     )
     random_action = jax.random.categorical(action_key, equal_logits)
     epsilon = jnp.maximum(acting.epsilon, inputs.exploration)
@@ -496,7 +496,3 @@ def _legal(output: models.Output) -> types.Tree:
 
 def _q_values(outputs: types.Tree) -> jax.Array:
   return outputs if isinstance(outputs, jax.Array) else outputs.q_values
-
-
-def _first_step(mask: jax.Array | None) -> jax.Array | None:
-  return None if mask is None else mask[0]
