@@ -40,12 +40,10 @@ class Categorical:
   def __call__(
     self, parameters: jax.Array, action_mask: jax.Array | None = None
   ) -> "distrax.Distribution":
-    """Returns the distribution with these logits; actions are `[...]` int32.
+    """Returns the distribution with logits `[..., num_actions]`.
 
-    Args:
-      parameters: `[..., num_actions]`, logits.
-      action_mask: `[..., num_actions]`, 0 for illegal actions, which get
-        probability 0; None if all are legal.
+    The mask `[..., num_actions]` is 0 for illegal actions, which get
+    probability 0; None if all are legal. Actions are `[...]` int32.
     """
     logits = parameters.astype(jnp.float32)
     return _distrax().Categorical(logits=only_legal(logits, action_mask))
@@ -69,12 +67,10 @@ class MultiCategorical:
   def __call__(
     self, parameters: jax.Array, action_mask: jax.Array | None = None
   ) -> "distrax.Distribution":
-    """Returns the distribution with these logits; actions `[..., A]` int32.
+    """Returns the distribution with logits `[..., P]`.
 
-    Args:
-      parameters: `[..., P]`, logits.
-      action_mask: `[..., A, max(num_actions)]`, 0 for illegal actions of each
-        dimension; None if all are legal.
+    The mask `[..., A, max(num_actions)]` is 0 for illegal actions of each
+    dimension; None if all are legal. Actions are `[..., A]` int32.
     """
     ends = np.cumsum(self.num_actions)[:-1]
     parts = jnp.split(parameters.astype(jnp.float32), ends, axis=-1)
@@ -118,11 +114,7 @@ class BoundedGaussian:
     return 2 * len(self.minimum)
 
   def __call__(self, parameters: jax.Array) -> "distrax.Distribution":
-    """Returns the distribution; actions are `[..., A]` float32.
-
-    Args:
-      parameters: `[..., 2 A]`, means and log scales.
-    """
+    """Returns the distribution of actions `[..., A]` for `[..., 2 A]`."""
     mean, log_scale = jnp.split(parameters.astype(jnp.float32), 2, axis=-1)
     middle = jnp.asarray(np.add(self.minimum, self.maximum) / 2, jnp.float32)
     half = jnp.asarray(np.subtract(self.maximum, self.minimum) / 2, jnp.float32)
@@ -149,11 +141,7 @@ class SquashedGaussian:
     return 2 * self.size
 
   def __call__(self, parameters: jax.Array) -> "distrax.Distribution":
-    """Returns the distribution; actions are `[..., A]` float32 in (-1, 1).
-
-    Args:
-      parameters: `[..., 2 A]`, means and log scales before the tanh.
-    """
+    """Returns the distribution of actions `[..., A]` for `[..., 2 A]`."""
     distrax = _distrax()
     return distrax.Transformed(
       distrax.MultivariateNormalDiag(*self.moments(parameters)),
@@ -201,11 +189,10 @@ class Hybrid:
   def __call__(
     self, parameters: jax.Array, action_mask: jax.Array | None = None
   ) -> "distrax.Distribution":
-    """Returns the distribution; actions are `[..., A]` float32.
+    """Returns the distribution of actions `[..., A]` for `[..., P]`.
 
-    Args:
-      parameters: `[..., P]`, those of the choices and then of the numbers.
-      action_mask: mask of the choices, see `MultiCategorical`.
+    The parameters are those of the choices, then those of the numbers; the mask
+    is that of the choices, see `MultiCategorical`.
     """
     first = self.choices.num_parameters
     return _product_class()(

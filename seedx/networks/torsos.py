@@ -207,9 +207,8 @@ class Torso(nn.Module):
   """A torso for nests of images, discrete values and vectors.
 
   Each image (see `types.is_image`) has an image network, which sees its pixels
-  from 0 to 255. All other parts share one
-  `MLP`: choices as one-hot vectors, bytes divided by 255, and the rest
-  flattened. The features are concatenated.
+  from 0 to 255. All other parts share one `MLP`: choices as one-hot vectors,
+  bytes divided by 255, and the rest flattened. The features are concatenated.
 
   Attributes:
     observation: leaves of the observation's nest of specs.
