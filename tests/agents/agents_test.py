@@ -93,18 +93,10 @@ KINDS = {
     types.HybridArray(2, [0, 0, -1, -np.inf], [3, 1, 1, np.inf]),
     config={"recurrent": True, "lstm_size": 8},
   ),
-  "recurrent": Kind(
-    {"a": VECTOR, "b": IMAGE}, config={"recurrent": True, "lstm_size": 8}
-  ),
   "recurrent_bfloat16": Kind(
     VECTOR,
     specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0]),
     config={"recurrent": True, "lstm_size": 8, "compute_dtype": "bfloat16"},
-  ),
-  "continuous_dict": Kind(
-    {"camera": IMAGE, "joints": VECTOR},
-    specs.BoundedArray((1,), np.float32, -0.1, 0.7),
-    config={"stack_frames": 2, "compute_dtype": "bfloat16"},
   ),
   "continuous_normalized": Kind(
     {"joints": VECTOR, "choice": specs.DiscreteArray(3)},
@@ -117,18 +109,18 @@ KINDS = {
     specs.BoundedArray((2,), np.float32, -1.0, 1.0),
     action_mask="legal",
   ),
-  "apart": Kind(VECTOR, config={"towers": "apart"}),
   "apart_recurrent": Kind(
     {"a": VECTOR, "b": IMAGE},
     config={"recurrent": True, "lstm_size": 8, "towers": "apart"},
   ),
-  "normalized": Kind(
-    {"joints": VECTOR, "choice": specs.DiscreteArray(3)},
+  "normalized_masked": Kind(
+    {
+      "joints": VECTOR,
+      "choice": specs.DiscreteArray(3),
+      "legal": specs.Array((5,), bool),
+    },
     config={"normalize_observations": True},
-  ),
-  "dict_bfloat16": Kind(
-    {"camera": IMAGE, "joints": VECTOR},
-    config={"stack_frames": 2, "compute_dtype": "bfloat16"},
+    action_mask="legal",
   ),
   "game": Kind(game="seedx:TicTacToe"),
   "large_game": Kind(
@@ -310,8 +302,7 @@ case_of = functools.cache(Case)
 # Most agents, and most kinds of observations and actions.
 FAST = [
   ("vtrace", "recurrent_bfloat16"),
-  ("vtrace", "masked"),
-  ("ppo", "normalized"),
+  ("ppo", "normalized_masked"),
   ("dqn", "dict"),
   ("r2d2", "vector"),
   ("sac", "continuous"),
@@ -319,26 +310,16 @@ FAST = [
 ]
 # Other agents, and other pairs for which an agent has separate code.
 SLOW = [
-  ("vtrace", "image"),
   ("vtrace", "integer"),
-  ("vtrace", "continuous"),
   ("vtrace", "several_choices"),
   ("ppo", "hybrid"),
-  ("vtrace", "recurrent"),
-  ("vtrace", "dict_bfloat16"),
-  ("ppo", "masked"),
-  ("ppo", "recurrent"),
   ("vtrace", "apart_recurrent"),
-  ("ppo", "apart"),
-  ("dqn", "image"),
   ("dqn", "integer"),
-  ("dqn", "normalized"),
+  ("dqn", "normalized_masked"),
   ("r2d2", "image"),
-  ("r2d2", "masked"),
   ("rainbow", "image"),
   ("rainbow", "masked"),
   ("ddpg", "continuous"),
-  ("td3", "continuous_dict"),
   ("td3", "continuous"),
   ("d4pg", "continuous"),
   ("sac", "continuous_normalized"),
@@ -495,7 +476,7 @@ def test_gradients_have_the_parameters_shapes_and_are_finite(case):
     assert output.priorities.shape == (BATCH,)
 
 
-@pytest.mark.parametrize("names", [("a2c", "vector"), ("dqn", "dict")])
+@pytest.mark.parametrize("names", [("vtrace", "vector"), ("dqn", "dict")])
 def test_update_applies_the_gradients(names):
   case = case_of(*names)
   expected, expected_output = case.learn(case.state)
@@ -559,6 +540,7 @@ def with_hyperparameters(state, **values):
 
 # One case per algorithm.
 _ONE_EACH = {case[0]: (case,) for case in SLOW + FAST}
+_ONE_EACH["vtrace"] = (("vtrace", "vector"),)
 every_algorithm = pytest.mark.parametrize(
   ("names",),
   conftest.slow_but(
@@ -653,7 +635,7 @@ def gradients_of(case, unroll, **hyperparameters):
 
 
 def vtrace_case():
-  return case_of("vtrace")
+  return case_of("vtrace", "vector")
 
 
 def with_reward(unroll, reward):
@@ -782,26 +764,7 @@ def test_only_a_search_plays_both_sides_of_a_game(name):
       config.make(KINDS["game"].spec)
 
 
-def test_what_only_a_search_reads_is_not_stored():
-  case = case_of("alphazero", "game")
-  entry = {"state": specs.Array((9,), np.uint8)}
-  spec = dataclasses.replace(
-    case.spec, observation=case.spec.observation | entry, hidden=("state",)
-  )
-  agent = case.config.make(spec)
-  unroll = case.batch.unroll
-  timestep = unroll.inputs.timestep
-  rows = np.ones((*timestep.reward.shape, 9), np.uint8)
-  seen = timestep._replace(observation=timestep.observation | {"state": rows})
-  whole = unroll._replace(inputs=unroll.inputs._replace(timestep=seen))
-  stored = agent.needs.stored(whole)
-  assert_equal(stored, case.agent.needs.stored(unroll))
-  assert "state" not in stored.inputs.timestep.observation
-  batch = case.batch._replace(unroll=stored)
-  actual = jax.jit(agent.gradients)(case.state, KEY, batch)
-  assert_equal(actual, case.gradients(case.state, KEY, case.batch))
-
-
+@pytest.mark.slow
 def test_cores_share_the_gradients_of_a_search():
   """Windows of unequal weights are on three cores, or on one."""
   case = Case("alphazero", "game", symmetries=False)
@@ -827,12 +790,10 @@ def test_cores_share_the_gradients_of_a_search():
       (name, kind, "expected continuous actions for a critic, found")
       for name, kind in (
         ("ddpg", "vector"),
-        ("td3", "masked"),
         ("td3", "several_choices"),
         ("sac", "hybrid"),
       )
     ),
-    ("td3", "unbounded", "expected actions with bounds for a critic, found"),
     ("sac", "unbounded", "expected actions with bounds for a critic, found"),
     ("ddpg", "continuous_masked", "environment without an action mask"),
   ],
@@ -870,9 +831,7 @@ def test_without_priorities_a_step_has_no_extras():
   assert base.without_priorities(policy).step is policy.step
 
 
-@pytest.mark.parametrize(
-  "names", [("a2c", "vector"), ("ppo", "normalized"), ("dqn", "dict")]
-)
+@pytest.mark.parametrize("names", [("vtrace", "vector"), ("dqn", "dict")])
 def test_any_optax_optimizer_can_replace_the_default(names):
   """A pickled optimizer replaces the learning rate and the clipping, too."""
   case = case_of(*names)
@@ -905,20 +864,11 @@ def test_any_optax_optimizer_can_replace_the_default(names):
   [
     *({"discount": x} for x in (-0.1, 1.1, float("nan"))),
     {"learning_rate": float("inf")},
-    {"learning_rate_end": 1.1},
-    {"td_lambda": -0.1},
-    {"lstm_size": 0},
     {"stack_frames": 65},
     {"towers": "tied"},
-    {"compute_dtype": "float16"},
     {"hidden_sizes": (64, 0)},
-    {"max_gradient_norm": -1.0},
-    {"value_cost": -1.0},
-    {"reward_clip": -1.0},
-    {"entropy_cost": -1.0},
     {"reward_scale": float("nan")},
     {"clip_rho_threshold": -1.0},
-    {"clip_pg_rho_threshold": float("nan")},
   ],
   ids=str,
 )
@@ -980,7 +930,7 @@ def test_an_agent_that_needs_whole_batches_cannot_share_gradients():
 
 @pytest.mark.parametrize(
   ("env_steps", "steps_per_update", "updates"),
-  [(1000, 100, 10), (1000, 32.0, 31), (10, 1000, 1), (1000, 2.5, 400)],
+  [(1000, 32.0, 31), (10, 1000, 1), (1000, 2.5, 400)],
 )
 def test_a_horizon_converts_env_steps_to_updates(
   env_steps, steps_per_update, updates

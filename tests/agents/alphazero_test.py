@@ -7,10 +7,9 @@ import dm_env
 import jax
 import numpy as np
 import pytest
-from dm_env import specs
 
 from seedx import envs, networks, types
-from seedx.agents import a2c, acting_step, alphazero, base, dqn, ppo
+from seedx.agents import acting_step, alphazero, base, dqn, ppo
 from seedx.envs.functional import search as search_lib
 from tests import conftest
 from tests.envs import boards, match_test
@@ -121,7 +120,7 @@ def result(unroll, start, row, stop, players, values):
 
 
 @pytest.mark.parametrize(
-  ("opponent", "n_step"), [("", 512), ("", 2), ("", 3), ("random", 512)]
+  ("opponent", "n_step"), [("", 512), ("", 3), ("random", 512)]
 )
 def test_windows_learn_the_games_result_for_the_player_to_move(
   opponent, n_step
@@ -358,9 +357,8 @@ def greedy(name):
   return act
 
 
-@pytest.mark.parametrize("name", ["greedy", "without_search"])
-def test_greedy_moves_are_deterministic(name):
-  act, timestep = greedy(name), timestep_at(1)
+def test_moves_without_a_search_are_deterministic():
+  act, timestep = greedy("without_search"), timestep_at(1)
   one, two = (act(random_params(), jax.random.key(k), timestep) for k in (0, 1))
   jax.tree.map(np.testing.assert_array_equal, one, two)
   assert len(set(np.asarray(one[0].action))) > 1
@@ -406,21 +404,7 @@ def test_a_search_prefers_a_won_game_to_the_best_estimate():
     assert rules.play(position, action)[1] == 1
 
 
-def test_networks_do_not_see_hidden_parts_of_observations():
-  spec = spec_of()
-  extended = dataclasses.replace(
-    spec,
-    observation=spec.observation | {"state": specs.Array((50,), np.float32)},
-    hidden=("state",),
-  )
-  shapes = [
-    jax.eval_shape(alphazero.Config().make(x).init, jax.random.key(0))
-    for x in (spec, extended)
-  ]
-  assert shapes[0] == shapes[1]
-
-
-@pytest.mark.parametrize("kind", [a2c, ppo, dqn, alphazero])
+@pytest.mark.parametrize("kind", [ppo, dqn, alphazero])
 def test_no_agent_learns_from_hidden_parts_of_observations(kind):
   options = {"opponent": "random"}
   spec = envs.spec(envs.Config("jax:tests.own_games:hidden_state", options))
@@ -438,12 +422,6 @@ def test_no_agent_learns_from_hidden_parts_of_observations(kind):
 
 
 # Refusals
-
-
-def test_an_environment_without_a_game_is_refused():
-  for env in ("seedx:Catch", "seedx:CartPole-v1"):
-    with pytest.raises(types.ConfigError, match="such as seedx:TicTacToe"):
-      alphazero.Config().make(envs.spec(envs.Config(env)))
 
 
 def other_side(observation):
@@ -477,10 +455,3 @@ def test_the_length_of_returns_is_refused_without_a_replay():
   with pytest.raises(types.ConfigError, match="5 with replayed=False; set"):
     alphazero.Config(replayed=False, n_step=5)
   assert alphazero.Config(n_step=5) and alphazero.Config(replayed=False)
-
-
-@pytest.mark.parametrize("agent", [a2c, ppo, dqn])
-def test_other_agents_need_an_opponent(agent):
-  with pytest.raises(types.ConfigError, match="opponent=random"):
-    agent.Config().make(spec_of())
-  assert agent.Config().make(spec_of(opponent="random"))

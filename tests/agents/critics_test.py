@@ -17,7 +17,6 @@ from dm_env import specs
 from seedx import types
 from seedx.agents import (
   acting_step,
-  action_vectors,
   base,
   ddpg,
   replay_windows,
@@ -225,16 +224,14 @@ def test_a_group_has_the_gradient_of_its_own_loss_only(name):
     assert_differ(actual["actor"], expected["actor"])
 
 
-@pytest.mark.parametrize("name", ["ddpg", "sac"])
-def test_each_group_learns_at_its_own_rate(name):
+def test_each_group_learns_at_its_own_rate():
   rates = {"actor": "learning_rate", "critic": "critic_learning_rate"}
-  if name == "sac":
-    rates["temperature"] = "temperature_learning_rate"
-  sample = sample_of(agent_of(name))
+  rates["temperature"] = "temperature_learning_rate"
+  sample = sample_of(agent_of("sac"))
   for learned in rates:
     values = {rate: 0.1 * (key == learned) for key, rate in rates.items()}
-    state = with_hyperparameters(state_of(name), **values)
-    params = jitted("update", name)(state, jax.random.key(0), sample)[0].params
+    state = with_hyperparameters(state_of("sac"), **values)
+    params = jitted("update", "sac")(state, jax.random.key(0), sample)[0].params
     for key, group in params.items():
       check = assert_differ if key == learned else chex.assert_trees_all_equal
       check(group, state.params[key])
@@ -261,40 +258,6 @@ def test_learning_rates_fall_with_the_updates_of_a_windows_learned_steps():
     steps.append([float(learned[key][0] - 1) for key in params])
   np.testing.assert_allclose(*steps, rtol=1e-5)
   np.testing.assert_allclose(steps[0], [-1.5e-4, -5e-4, -5e-4], rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_a_users_optimizer_is_one_for_each_group():
-  fields = {"transformation": functools.partial(optax.sgd, 0.5, 0.9)}
-  fields |= {"actor_period": 2}
-  state, momentum = state_of("ddpg", **fields), None
-  sample, key = sample_of(agent_of("ddpg")), jax.random.key(0)
-  for k in (1, 2, 3):
-    gradients, _ = jitted("gradients", "ddpg", **fields)(state, key, sample)
-    before, state = (
-      state.params,
-      jitted("apply", "ddpg", **fields)(state, gradients),
-    )
-    critic = gradients.params["critic"]
-    momentum = (
-      jax.tree.map(lambda m, g: 0.9 * m + g, momentum, critic)
-      if momentum
-      else critic
-    )
-    expected = jax.tree.map(
-      lambda x, m: x - 0.5 * m, before["critic"], momentum
-    )
-    chex.assert_trees_all_close(
-      state.params["critic"], expected, rtol=1e-5, atol=1e-6
-    )
-    step = gradients.params["actor"] if k == 2 else None
-    expected = before["actor"]
-    if step is not None:
-      expected = jax.tree.map(lambda x, g: x - 0.5 * g, expected, step)
-      assert_differ(expected, before["actor"])
-    chex.assert_trees_all_close(
-      state.params["actor"], expected, rtol=1e-5, atol=1e-6
-    )
 
 
 # Acting
@@ -339,47 +302,32 @@ def assert_uniform(actions):
   assert abs(np.corrcoef(actions.T)[0, 1]) < 0.06
 
 
-@pytest.mark.parametrize("name", ["ddpg", "sac"])
-def test_actions_are_uniform_until_the_first_update(name):
-  state, inputs = state_of(name), inputs_of()
-  actions = act(name, state, inputs)
+def test_actions_are_uniform_until_the_first_update():
+  state, inputs = state_of("sac"), inputs_of()
+  actions = act("sac", state, inputs)
   assert_uniform(actions)
-  greedy = act(name, state, inputs, "greedy")
+  greedy = act("sac", state, inputs, "greedy")
   updated = dataclasses.replace(state, updates=np.int32(1))
-  later = act(name, updated, inputs)
-  without = act(name, state, inputs, random_start=False)
+  later = act("sac", updated, inputs)
+  without = act("sac", state, inputs, random_start=False)
   np.testing.assert_allclose(without, later, rtol=1e-5, atol=1e-6)
-  np.testing.assert_array_equal(act(name, updated, inputs, "greedy"), greedy)
+  np.testing.assert_array_equal(act("sac", updated, inputs, "greedy"), greedy)
   # The policy's actions follow the observation; random ones do not.
   for x, follows in ((actions, False), (later, True)):
     correlation = np.corrcoef(x[:, 0], greedy[:, 0])[0, 1]
     assert correlation > 0.3 if follows else abs(correlation) < 0.06
 
 
-@pytest.mark.parametrize("name", ["ddpg", "sac"])
-def test_no_program_computes_the_acting_parameters(name):
+def test_no_program_computes_the_acting_parameters():
   """Publishing them after each update would copy all parameters otherwise."""
-  acting = agent_of(name).acting
-  program = jax.make_jaxpr(acting)(state_of(name)).jaxpr
+  program = jax.make_jaxpr(agent_of("sac").acting)(state_of("sac")).jaxpr
   assert not program.eqns
 
 
-def noise_of(name, action):
-  """Returns the noise of actions of an actor whose outputs are 0."""
-  return action / 0.01 if name == "ddpg" else np.arctanh(action) / np.exp(-1.5)
-
-
-@pytest.mark.parametrize(
-  ("name", "rho"),
-  conftest.slow_but(
-    [("sac", 0.8)], [("sac", 0.8), ("ddpg", 0.8), ("ddpg", 0.0)]
-  ),
-)
-def test_noise_is_correlated_within_an_episode(name, rho):
-  length, rows, reset = 60, 500, 30
+def test_noise_is_correlated_within_an_episode():
+  length, rows, reset, rho = 60, 500, 30, 0.8
   fields = {"noise_correlation": rho}
-  fields |= {"noise_scale": 0.01} if name == "ddpg" else {}
-  agent, state = agent_of(name, **fields), still(state_of(name, **fields))
+  agent, state = agent_of("sac", **fields), still(state_of("sac", **fields))
 
   @jax.jit
   def play(state, rng_key):
@@ -404,7 +352,7 @@ def test_noise_is_correlated_within_an_episode(name, rho):
     return jax.lax.scan(step, (rng_key, start), jnp.arange(length))[1]
 
   actions = np.asarray(play(state, jax.random.key(0)), float)
-  noise = noise_of(name, (actions - MIDDLE) / HALF)
+  noise = np.arctanh((actions - MIDDLE) / HALF) / np.exp(-1.5)
   # Each step has mean 0 and variance 1, also the first of an episode.
   np.testing.assert_allclose(noise.mean(axis=(1, 2)), 0, atol=0.15)
   np.testing.assert_allclose(noise.var(axis=(1, 2)), 1, atol=0.25)
@@ -582,14 +530,10 @@ def test_a_users_torso_is_in_actor_and_critics():
 @pytest.mark.parametrize(
   ("name", "kind", "fields"),
   conftest.slow_but(
+    [("sac", "vector", {"n_step": 2})],
     [
       ("sac", "vector", {"n_step": 2}),
       ("ddpg", "vector", {"num_atoms": 5, "value_min": -3, "value_max": 3}),
-    ],
-    [
-      ("sac", "vector", {"n_step": 2}),
-      ("ddpg", "vector", {"num_atoms": 5, "value_min": -3, "value_max": 3}),
-      ("td3", "vector", {"n_step": 3, "target_noise": 0.0}),
       ("ddpg", "camera", {"stack_frames": 2}),
     ],
   ),
@@ -626,46 +570,10 @@ def test_actors_compute_the_priorities_of_the_learner(
 # Refusals
 
 
-def spec_with(action=ACTION, **fields):
-  fields = {"observation": VECTOR.observation, **fields}
-  return types.EnvironmentSpec(action=action, **fields)
-
-
-@pytest.mark.parametrize(
-  ("spec", "message"),
-  [
-    (
-      spec_with(types.HybridArray(1, [0, -1], [3, 1])),
-      "continuous actions.*found .*actor-critic agent",
-    ),
-    (
-      spec_with(specs.BoundedArray((2,), np.float32, -np.inf, [1.0, 2.0])),
-      "actions with bounds.*found .*-inf.*gymnasium.ActionWrapper",
-    ),
-    (spec_with(players=2), "one player.*--env-options opponent=random"),
-  ],
-)
-@pytest.mark.parametrize("name", ["ddpg", "sac"])
-def test_other_environments_are_refused(name, spec, message):
+def test_self_play_is_refused():
+  message = "one player.*--env-options opponent=random"
   with pytest.raises(types.ConfigError, match=message):
-    config_of(name).make(spec)
-
-
-def test_an_action_mask_is_refused():
-  observation = {"x": VECTOR.observation, "legal": specs.Array((2,), bool)}
-  spec = spec_with(observation=observation, action_mask="legal")
-  message = "without an action mask.*found 'legal'.*PPO, A2C or V-trace"
-  with pytest.raises(types.ConfigError, match=message):
-    config_of("ddpg").make(spec)
-
-
-def test_bounds_become_minus_1_and_1():
-  box = action_vectors.Box.of(VECTOR)
-  assert box.size == 2
-  vectors = np.float32([[-1, -1], [1, 1], [0, 0], [0.5, -0.5]])
-  expected = [LOW, HIGH, [1, 0.5], [2.5, 0.25]]
-  np.testing.assert_allclose(box.scaled(vectors), expected)
-  np.testing.assert_allclose(box.normalized(box.scaled(vectors)), vectors)
+    sac.Config().make(dataclasses.replace(VECTOR, players=2))
 
 
 # Bandits, whose episodes have one step and one action

@@ -112,19 +112,15 @@ def test_divergence_and_clipping_compare_with_the_policy_that_acted(
     assert metrics["clip_mass"] == pytest.approx(mass, rel=1e-3)
 
 
-def weighted(scale):
-  """Returns V-trace's metrics and rho; log rho is normal with this scale."""
+def test_vtrace_logs_effective_sample_size_and_clipped_mass():
+  """The log ratios are standard normal."""
   log_prob = np.asarray(evaluated().log_prob)
   draws = np.random.default_rng(0).normal(size=log_prob.shape)
-  log_ratio = (scale * draws).astype(np.float32)
+  log_ratio = draws.astype(np.float32)
   acting = np.concatenate([log_prob - log_ratio, batch().extras.log_prob[-1:]])
   acted = batch()._replace(extras=policy_model.Extras(acting))
   kept = np.asarray(batch().inputs.timestep.step_type[1:]) != 0
-  return metrics_of("vtrace", acted), np.exp(log_ratio)[kept]
-
-
-def test_vtrace_logs_effective_sample_size_and_clipped_mass():
-  metrics, ratio = weighted(1.0)
+  metrics, ratio = metrics_of("vtrace", acted), np.exp(log_ratio)[kept]
   expected = {
     "effective_sample_size": ratio.sum() ** 2 / len(ratio) / (ratio**2).sum(),
     "clip_mass": np.maximum(ratio - 1, 0).mean(),
@@ -132,15 +128,6 @@ def test_vtrace_logs_effective_sample_size_and_clipped_mass():
   }
   for name, value in expected.items():
     assert metrics[name] == pytest.approx(value, rel=1e-3), name
-
-
-def test_a_policy_that_hardly_moved_has_little_clipped_mass():
-  """About half of the ratios are above 1, but only slightly."""
-  metrics, _ = weighted(0.008)
-  assert metrics["approx_kl"] < 1e-4 and metrics["clip_fraction"] > 0.2
-  assert (
-    metrics["effective_sample_size"] > 0.999 and metrics["clip_mass"] < 0.01
-  )
 
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)

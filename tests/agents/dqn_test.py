@@ -183,9 +183,9 @@ def acted(name, state, inputs, epsilon):
   return np.asarray(output.action)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.25, 1.0])
-def test_the_frequency_of_random_actions_is_the_larger_epsilon(epsilon):
-  ladder, rows = np.array([0.0, 0.1, 0.5, 1.0], np.float32), 20_000
+def test_the_frequency_of_random_actions_is_the_larger_epsilon():
+  epsilon, rows = 0.25, 20_000
+  ladder = np.array([0.0, 0.1, 0.5, 1.0], np.float32)
   exploration = np.repeat(ladder, rows)
   rng = np.random.default_rng(0)
   observation = rng.normal(size=(4 * rows, 4)).astype(np.float32)
@@ -302,9 +302,7 @@ def td_errors(
 
 @pytest.mark.parametrize(
   ("n_step", "double", "extra_steps", "huber_delta"),
-  conftest.slow_but(
-    [(3, True, 0, 0.5)], [(3, True, 0, 0.5), (3, True, 4, 0), (1, False, 4, 0)]
-  ),
+  conftest.slow_but([(3, True, 0, 0.5)], [(3, True, 0, 0.5), (3, False, 4, 0)]),
 )
 def test_td_errors_and_gradients_match_numpy(
   n_step, double, extra_steps, huber_delta
@@ -370,7 +368,6 @@ def every_step(name, **fields):
     [("masked", {"n_step": 3, "rescale": True})],
     [
       ("masked", {"n_step": 3, "rescale": True}),
-      ("vector", {"n_step": 5, "huber_delta": 0.5}),
       ("image", {"n_step": 3, "stack_frames": 4}),
     ],
   ),
@@ -474,7 +471,7 @@ def test_actors_compute_the_same_priorities_as_the_learner(name, fields):
 
 @pytest.mark.parametrize(
   ("n_step", "double"),
-  conftest.slow_but([(5, False)], [(1, True), (5, False), (9, True)]),
+  conftest.slow_but([(5, False)], [(5, False), (9, True)]),
 )
 def test_without_a_replay_all_steps_of_an_unroll_are_learned_from(
   n_step, double

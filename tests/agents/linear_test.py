@@ -11,7 +11,7 @@ from dm_env import specs
 
 from experiments import anakin_dqn, anakin_ppo
 from seedx import types
-from seedx.agents import a2c, dqn, ppo, r2d2, rainbow, vtrace
+from seedx.agents import dqn, ppo, r2d2, rainbow
 from seedx.envs import functional
 from tests import programs
 
@@ -80,8 +80,6 @@ def test_a_linear_agent_learns_a_bandit(program, words, tmp_path):
 @pytest.mark.parametrize(
   ("kind", "heads"),
   [
-    (a2c, [(4, 1), (4, 5)]),
-    (vtrace, [(4, 1), (4, 5)]),
     (ppo, [(4, 1), (4, 5)]),
     (dqn, [(4, 5)]),
     # Values and advantages of a dueling network are linear, too.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import dqn, ppo, seed_vtrace
+from experiments import dqn, ppo
 from seedx import app, envs
 from tests import programs
 
@@ -14,8 +14,6 @@ _WORDS = {
   ppo: "--total-steps 6144",
   dqn: "--total-steps 4000 --epsilon-steps 2000 --replay-min-steps 500"
   " --replay-batch-size 32 --replay-ratio 3",
-  seed_vtrace: "--total-steps 12000 --num-actors 1 --envs-per-actor 16"
-  " --batch-size 16",
 }
 
 

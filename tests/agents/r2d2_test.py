@@ -93,7 +93,6 @@ def test_needs_describe_the_sequences():
   ("fields", "message"),
   [
     ({"sequence_length": 1}, "sequence_length from 2 to 65536, found 1"),
-    ({"burn_in": -1}, "burn_in from 0"),
     ({"replayed": False}, "replayed True"),
   ],
 )

@@ -88,7 +88,6 @@ def test_a_dueling_network_has_a_layer_for_the_value():
   [
     ({"num_atoms": 1}, "at least 2 num_atoms"),
     ({"value_min": 3.0, "value_max": 3.0}, "found 11 from 3.0 to 3.0"),
-    ({"noise_scale": -1.0}, "noise_scale of at least 0.0"),
     ({"rescale": True}, "rescale False and huber_delta 0"),
     ({"huber_delta": 1.0}, "rescale False and huber_delta 0"),
   ],
@@ -249,8 +248,7 @@ def test_learning_draws_new_noise_for_each_update():
   assert all(np.any(x) for x in jax.tree.leaves(results[0][0].params))
 
 
-@pytest.mark.parametrize("scale", [0.5, 0.0])
-def test_the_target_network_has_noise_of_its_own(scale, monkeypatch):
+def test_the_target_network_has_noise_of_its_own(monkeypatch):
   """The loss is the distance of two networks with the same parameters."""
 
   def distance(config, atoms, evaluation):
@@ -259,9 +257,9 @@ def test_the_target_network_has_noise_of_its_own(scale, monkeypatch):
     return losses.QLearningLoss(gap, gap, jnp.ones_like(gap))
 
   monkeypatch.setattr(rainbow, "_loss", distance)
-  agent = config_of(**NOISY, noise_scale=scale).make(SPEC)
-  state = state_of(**NOISY, noise_scale=scale)
+  fields = {"noise_scale": 0.5, **NOISY}
+  agent, state = config_of(**fields).make(SPEC), state_of(**fields)
   state = dataclasses.replace(state, target_params=state.params)
   gradients = jax.jit(agent.gradients)
   _, output = gradients(state, jax.random.key(0), sample_of(**NOISY))
-  assert (output.metrics["loss"] > 0.01) == (scale > 0)
+  assert output.metrics["loss"] > 0.01

@@ -59,8 +59,7 @@ FEATURES = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
 ACTION = np.random.default_rng(1).normal(size=(3, 4, 2)).astype(np.float32)
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
-@pytest.mark.parametrize("parts", [0, 6])
+@pytest.mark.parametrize(("activation", "parts"), [("relu", 0), ("tanh", 6)])
 def test_critics_are_separate_networks_of_features_and_action(
   activation, parts
 ):

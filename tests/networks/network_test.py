@@ -138,14 +138,12 @@ def changed(before, after):
     {"observation": "discrete", "lstm_size": 8},
     {"observation": "image"},
     {"action": "continuous", "lstm_size": 8, "dtype": jnp.bfloat16},
-    {"action": "several", "lstm_size": 8, "head": "q"},
     {"action": "several", "lstm_size": 8, "towers": 2},
     *(
       pytest.param(case, marks=pytest.mark.slow)
       for case in (
         {"observation": "dict", "lstm_size": 8},
         {"observation": "dict", "head": "dueling", "dtype": jnp.bfloat16},
-        {"observation": "image", "image_torso": "impala", "lstm_size": 8},
       )
     ),
   ],
