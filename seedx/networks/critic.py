@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx.networks import torsos
+from seedx.on_cpu import product
 
 
 class ActorHead(nn.Module):
@@ -22,8 +23,11 @@ class ActorHead(nn.Module):
   @nn.compact
   def __call__(self, features: jax.Array) -> jax.Array:
     """Maps features `[..., F]` to `[..., P]` float32."""
-    kernel_init = nn.initializers.orthogonal(0.01)
-    return nn.Dense(self.num_parameters, kernel_init=kernel_init)(features)
+    return nn.Dense(
+      self.num_parameters,
+      kernel_init=nn.initializers.orthogonal(0.01),
+      dot_general=product.dot_general,
+    )(features)
 
 
 class Critic(nn.Module):
@@ -75,5 +79,8 @@ class Critic(nn.Module):
       )
       hidden = torsos.ACTIVATIONS[self.activation](layer(hidden))
     # Without a dtype, the layer computes in float32, the parameters' dtype.
-    kernel_init = nn.initializers.orthogonal(1.0)
-    return nn.Dense(num_outputs, kernel_init=kernel_init)(hidden)
+    return nn.Dense(
+      num_outputs,
+      kernel_init=nn.initializers.orthogonal(1.0),
+      dot_general=product.dot_general,
+    )(hidden)

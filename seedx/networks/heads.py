@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx.networks import noisy
+from seedx.on_cpu import product
 
 
 class PolicyValue(NamedTuple):
@@ -102,7 +103,12 @@ class QHead(nn.Module):
     kernel_init = nn.initializers.orthogonal(scale)
     if self.noise_scale:
       return noisy.NoisyDense(size, self.noise_scale, kernel_init, dtype)
-    return nn.Dense(size, dtype=dtype, kernel_init=kernel_init)
+    return nn.Dense(
+      size,
+      dtype=dtype,
+      kernel_init=kernel_init,
+      dot_general=product.dot_general,
+    )
 
 
 class CategoricalQ(NamedTuple):
@@ -142,4 +148,8 @@ class CategoricalQHead(nn.Module):
 
 def _linear(size: int, scale: float) -> nn.Dense:
   # Without a dtype, the layer computes in float32, the parameters' dtype.
-  return nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale))
+  return nn.Dense(
+    size,
+    kernel_init=nn.initializers.orthogonal(scale),
+    dot_general=product.dot_general,
+  )
