@@ -7,8 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from seedx.networks import torsos
-from seedx.on_cpu import product
+from seedx.networks import heads, torsos
 
 
 class ActorHead(nn.Module):
@@ -23,11 +22,7 @@ class ActorHead(nn.Module):
   @nn.compact
   def __call__(self, features: jax.Array) -> jax.Array:
     """Maps features `[..., F]` to `[..., P]` float32."""
-    return nn.Dense(
-      self.num_parameters,
-      kernel_init=nn.initializers.orthogonal(0.01),
-      dot_general=product.dot_general,
-    )(features)
+    return heads.linear(self.num_parameters, 0.01)(features)
 
 
 class Critic(nn.Module):
@@ -78,9 +73,4 @@ class Critic(nn.Module):
         size, dtype=self.dtype, kernel_init=nn.initializers.orthogonal(2.0**0.5)
       )
       hidden = torsos.ACTIVATIONS[self.activation](layer(hidden))
-    # Without a dtype, the layer computes in float32, the parameters' dtype.
-    return nn.Dense(
-      num_outputs,
-      kernel_init=nn.initializers.orthogonal(1.0),
-      dot_general=product.dot_general,
-    )(hidden)
+    return heads.linear(num_outputs, 1.0)(hidden)

@@ -43,8 +43,8 @@ class PolicyValueHead(nn.Module):
     if value_features is None:
       value_features = features
     return PolicyValue(
-      policy=_linear(self.num_policy_parameters, 0.01)(features),
-      value=_linear(1, 1.0)(value_features)[..., 0],
+      policy=linear(self.num_policy_parameters, 0.01)(features),
+      value=linear(1, 1.0)(value_features)[..., 0],
     )
 
 
@@ -146,7 +146,8 @@ class CategoricalQHead(nn.Module):
     return CategoricalQ(q_values, logits)
 
 
-def _linear(size: int, scale: float) -> nn.Dense:
+def linear(size: int, scale: float) -> nn.Dense:
+  """Returns a linear layer whose initial kernel is orthogonal."""
   # Without a dtype, the layer computes in float32, the parameters' dtype.
   return nn.Dense(
     size,
