@@ -79,18 +79,12 @@ class ProcessEnvironment:
     try:
       signature = self._start(config, seed, num_threads)
       _check_unchanged(config, signature)
-      self.spec = env_specs.environment_spec(
-        config,
-        signature.observation,
-        self._native.spec,
-        self._native.native,
-      )
+      self.spec = spec(config)
       self._finish = finishing.Finisher(config, seed, self.spec, transform)
     except BaseException:
       self.close()
       raise
     self._signature = signature
-    self._structure = signature.observation
     self._failure = ""
     # Indices of arrived rows that `recv` has not returned.
     self._ready: list[np.ndarray] = []
@@ -131,7 +125,7 @@ class ProcessEnvironment:
 
     step_type, reward = rows(shared.step_type), rows(shared.reward)
     leaves = [rows(array) for array in shared.observation]
-    observation = tree.unflatten_as(self._structure, leaves)
+    observation = tree.unflatten_as(self._signature.observation, leaves)
     timestep = dm_env.TimeStep(
       step_type, reward, rows(shared.discount), observation
     )
@@ -209,7 +203,6 @@ class ProcessEnvironment:
   def _start_once(
     self, config: env_config.Config, seed: int, num_threads: int
   ) -> messages.Signature:
-    """Starts the processes; returns the environments' common signature."""
     indices = np.array_split(
       np.arange(self.num_envs), min(num_threads, self.num_envs)
     )
