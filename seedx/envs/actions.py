@@ -97,7 +97,7 @@ def unsupported(
 ) -> types.ConfigError:
   """Returns the error for an action that is not an array of numbers."""
   return types.ConfigError(
-    f"{name} takes the action{_path_text(path)} {_in_one_line(actual)}."
+    f"{name} takes the action{path_text(path)} {_in_one_line(actual)}."
     " Supported are Discrete, MultiDiscrete, MultiBinary, Box, arrays of"
     " dm_env with a number of values, and Dicts and Tuples of these: let the"
     " environment, or a wrapper such as gymnasium.ActionWrapper, take one of"
@@ -108,14 +108,13 @@ def unsupported(
 def _checked(
   name: str, path: tuple[Any, ...], spec: Any
 ) -> dm_env.specs.BoundedArray:
-  """Returns the spec of one array of the environment's actions, with bounds."""
   kind = spec.dtype.kind if isinstance(spec, dm_env.specs.Array) else "O"
   if kind == "f" and not isinstance(spec, dm_env.specs.BoundedArray):
     spec = dm_env.specs.BoundedArray(spec.shape, spec.dtype, -np.inf, np.inf)
   is_bounded = isinstance(spec, dm_env.specs.BoundedArray)
   if kind not in "iubf" or not is_bounded or 0 in spec.shape:
     raise unsupported(name, path, spec)
-  taken = f"{name} takes the action{_path_text(path)} {_in_one_line(spec)}"
+  taken = f"{name} takes the action{path_text(path)} {_in_one_line(spec)}"
   if kind == "f":
     if np.any(spec.minimum >= spec.maximum):
       raise types.ConfigError(
@@ -140,7 +139,6 @@ def _maximum(spec: dm_env.specs.BoundedArray) -> np.ndarray:
 
 
 def _places(leaves: list[dm_env.specs.BoundedArray]) -> list[_Part]:
-  """Returns the parts in the order of the leaves."""
   parts, begin = {}, 0
   for k in sorted(range(len(leaves)), key=lambda k: _is_float(leaves[k])):
     end = begin + int(np.prod(leaves[k].shape))
@@ -202,7 +200,8 @@ def _is_float(spec: dm_env.specs.BoundedArray) -> bool:
   return spec.dtype.kind == "f"
 
 
-def _path_text(path: tuple[Any, ...]) -> str:
+def path_text(path: tuple[Any, ...]) -> str:
+  """Returns the place of an array in a nest, for messages."""
   return f" {'/'.join(map(str, path))}" if path else ""
 
 

@@ -93,6 +93,16 @@ def environment_spec(
   )
 
 
+def check_log_info(config: env_config.Config, numbers: Sequence[str]) -> None:
+  """Raises types.ConfigError unless `log_info` names `numbers` of `info`."""
+  for name in config.log_info:
+    if name not in numbers:
+      raise types.ConfigError(
+        f"{config.env}: info has no number {name!r} for --log-info. "
+        + env_config.suggestion(name, numbers)
+      )
+
+
 def leaf_spec(
   name: str,
   shape: tuple[int, ...],
@@ -274,7 +284,6 @@ def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
 
 
 def _bounds_of_pixels(spec: dm_env.specs.Array) -> tuple[Any, Any] | None:
-  """Returns the smallest and the largest pixel; None if it is no image."""
   if not isinstance(spec, dm_env.specs.BoundedArray):
     return None
   (low, *lows), (high, *highs) = (

@@ -268,23 +268,13 @@ def _observation_spec(
     for key, value in specs.items()
     if key.startswith("info:") and "players." not in key
   }
-  _check_log_info(config, info)
-  return env_specs.joined_spec(config, observation, action, info, _leaf_spec)
-
-
-def _check_log_info(config: env_config.Config, info: Mapping[str, Any]) -> None:
-  """Raises types.ConfigError unless `log_info` names numbers of `info`."""
   numbers = [
     key
     for key, value in info.items()
     if _shape(value) == () and np.dtype(value.dtype).kind in "fiub"
   ]
-  for key in config.log_info:
-    if key not in numbers:
-      raise types.ConfigError(
-        f"{config.env}: info has no number {key!r} for --log-info. "
-        + env_config.suggestion(key, sorted(numbers))
-      )
+  env_specs.check_log_info(config, sorted(numbers))
+  return env_specs.joined_spec(config, observation, action, info, _leaf_spec)
 
 
 def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:

@@ -118,12 +118,14 @@ class Finisher:
         f", which the observation transform {self.config.observation_transform}"
         " has made from finite numbers"
       )
-    k = int(index[row])
-    seed = self.restart_seeds.get(k, self.seed)
     raise RuntimeError(
-      failure(self.config.env, k, seed, reason)
+      self._failure(int(index[row]), reason)
       + types.see("numbers-that-are-not-finite")
     )
+
+  def _failure(self, k: int, reason: str) -> str:
+    seed = self.restart_seeds.get(k, self.seed)
+    return failure(self.config.env, k, seed, reason)
 
   def _with_legal(
     self, observation: types.Tree, index: np.ndarray, last: np.ndarray
@@ -136,12 +138,9 @@ class Finisher:
     # Among several choices, one without a legal value is no error.
     stuck = none_legal.reshape(len(index), -1).all(axis=1) & ~last
     if np.any(stuck):
-      k = int(index[stuck][0])
       raise ValueError(
-        failure(
-          self.config.env,
-          k,
-          self.restart_seeds.get(k, self.seed),
+        self._failure(
+          int(index[stuck][0]),
           f"expected a legal action in the mask {key!r} while its episode"
           " continues, found none: end the episode where no action is legal, or"
           " set action_mask to another entry",

@@ -55,8 +55,7 @@ class FunctionalEnvironment:
     self._device = jax.local_devices(backend="cpu")[0]
     # Compiled, so that random numbers do not depend on `num_envs`.
     with jax.default_device(self._device):
-      self._start = jax.jit(lambda: _init(environment, num_envs, seed))
-      self._state = self._start()
+      self._state = jax.jit(lambda: _init(environment, num_envs, seed))()
     self._program = jax.jit(
       functools.partial(_stepped, environment, self.spec.log_info),
       donate_argnums=0,
@@ -192,7 +191,6 @@ def _spec(
 
 
 def _check_log_info(config: env_config.Config, environment: Any) -> None:
-  """Raises types.ConfigError unless `log_info` names numbers of `info`."""
   if not hasattr(environment, "info"):
     raise types.ConfigError(
       f"{config.env}: expected no log_info for an environment without info,"
@@ -208,12 +206,7 @@ def _check_log_info(config: env_config.Config, environment: Any) -> None:
       f"{config.env}: info raises {env_config.in_one_line(error)}"
     ) from error
   numbers = [k for k, x in trees.named_leaves(info) if x.shape == ()]
-  for name in config.log_info:
-    if name not in numbers:
-      raise types.ConfigError(
-        f"{config.env}: info has no number {name!r} for --log-info. "
-        + env_config.suggestion(name, numbers)
-      )
+  env_specs.check_log_info(config, numbers)
 
 
 def _select(rows: types.Rows, index: slice | np.ndarray) -> types.Rows:

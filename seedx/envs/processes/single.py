@@ -56,6 +56,7 @@ class Leaf:
           f" {list(value) if isinstance(value, Mapping) else type(value)}"
         )
       value = value[key]
+    name = f"the observation{actions.path_text(self.path)}"
     kind = type(value)
     if kind is not np.ndarray:
       value = np.asarray(value)
@@ -64,13 +65,11 @@ class Leaf:
       if value.dtype.kind == "O":
         actual = f"an object of type {kind.__name__}"
       raise WrongStepError(
-        f"expected the observation{_path_text(self.path)} to have shape"
-        f" {self.spec.shape} and dtype {self.spec.dtype}, as in the"
-        f" environment's spec, found {actual}"
+        f"expected {name} to have shape {self.spec.shape} and dtype"
+        f" {self.spec.dtype}, as in the environment's spec, found {actual}"
       )
     if self.offset is not None:
       value = value - self.offset
-    name = f"the observation{_path_text(self.path)}"
     env_specs.check_fits(name, value, self.spec.dtype)
     return value
 
@@ -165,8 +164,7 @@ def flag(name: str, value: Any) -> bool:
     return bool(array.item())
   raise WrongStepError(
     f"expected True or False as {name}, found {value!r:.80} of type"
-    f" {type(value).__name__}; step returns (observation, reward, terminated,"
-    " truncated, info)"
+    f" {type(value).__name__}"
   )
 
 
@@ -234,13 +232,9 @@ def unsupported_observation(
 ) -> types.ConfigError:
   """Returns the error for an entry that is not an array of numbers."""
   return types.ConfigError(
-    f"{name}: the observation{_path_text(path)} is {actual}."
+    f"{name}: the observation{actions.path_text(path)} is {actual}."
     " Supported are arrays of numbers, and tuples and dicts of these with"
     " strings as keys: leave other entries out, or turn them into arrays, in"
     " the environment or with a wrapper such as"
     " gymnasium.wrappers.TransformObservation"
   )
-
-
-def _path_text(path: tuple[str | int, ...]) -> str:
-  return f" {'/'.join(map(str, path))}" if path else ""
