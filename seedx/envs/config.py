@@ -223,7 +223,6 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _are_plain(options: Any) -> bool:
-  """Returns whether an environment's options name no code and no files."""
   return isinstance(options, Mapping) and all(
     _is_plain(name, value) for name, value in options.items()
   )
@@ -296,7 +295,6 @@ def pickled(value: Any) -> bytes:
 
 
 def _makes_functional(factory: Any) -> bool:
-  """Returns whether a factory is a class of JAX functions."""
   names = "init", "step"
   return isinstance(factory, type) and all(hasattr(factory, x) for x in names)
 

@@ -43,8 +43,7 @@ def name_of(function: Any) -> str:
   if not callable(function):
     raise types.ConfigError(
       "expected the name of an environment, or a function or class that makes"
-      f" one, found {_shown(function)}: a run makes several environments, in"
-      " other processes"
+      f" one, found {_shown(function)}"
     )
   own = getattr(function, "__name__", "")
   modules = [getattr(function, "__module__", None) or "", _PROGRAM]

@@ -51,19 +51,11 @@ class Game(Protocol):
 
   A game is a frozen dataclass that can be pickled and compared. A game may also
   have `optimal(state)`, `[A]` bool, the moves of perfect play.
-
-  Attributes:
-    observation: dict of specs, with `board`, `[C, H, W]`, what networks see of
-      a state, and `action_mask`, `[A]` bool.
-    num_actions: A.
-    max_moves: largest number of moves of both players in a game.
-    symmetries: symmetries of the rules; None for none.
-    hidden: entries of an observation that networks do not see.
   """
 
   @property
   def observation(self) -> dict[str, dm_env.specs.Array]:
-    """Specs of an observation, without a batch axis."""
+    """Specs of an observation: `board` `[C, H, W]` and `action_mask` `[A]`."""
 
   @property
   def num_actions(self) -> int:
@@ -111,12 +103,10 @@ class _Board:
 
   @property
   def max_moves(self) -> int:
-    """The number of cells."""
     return self.rows * self.columns
 
   @property
   def observation(self) -> dict[str, dm_env.specs.Array]:
-    """See `Game`."""
     shape = 2, self.rows, self.columns
     return {
       BOARD: dm_env.specs.Array(shape, np.int8, BOARD),
@@ -124,19 +114,15 @@ class _Board:
     }
 
   def start(self) -> jax.Array:
-    """See `Game`."""
     return jnp.zeros((2, self.rows, self.columns), jnp.int8)
 
   def observe(self, state: jax.Array) -> dict[str, jax.Array]:
-    """See `Game`."""
     return {BOARD: state, MASK: self.legal(state)}
 
   def state(self, observation: dict[str, jax.Array]) -> jax.Array:
-    """See `Game`."""
     return observation[BOARD]
 
   def legal(self, state: jax.Array) -> jax.Array:
-    """See `Game`."""
     raise NotImplementedError
 
   def _place(self, state: jax.Array, cell: jax.Array, length: int) -> Move:

@@ -205,7 +205,6 @@ class Match:
 def _replied(
   move: games.Move, reply: games.Move, replies: jax.Array
 ) -> games.Move:
-  """Returns a move and the reply to it as one, if the opponent replies."""
   return games.Move(
     _where(replies, reply.state, move.state),
     move.reward - jnp.where(replies, reply.reward, 0.0),
@@ -214,5 +213,4 @@ def _replied(
 
 
 def _where(condition: jax.Array, yes: types.Tree, no: types.Tree) -> Any:
-  """Returns one of two nests; the condition is `[]`."""
   return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -313,7 +313,6 @@ def _at(y: jax.Array, x: jax.Array) -> jax.Array:
 def _sticky(
   last: jax.Array, action: jax.Array, rng_key: jax.Array, probability: float
 ) -> jax.Array:
-  """Draws the action to execute: the last or the new one."""
   repeats = jax.random.bernoulli(rng_key, probability)
   return jnp.where(repeats, last, action.astype(jnp.int32))
 
@@ -326,13 +325,11 @@ def _moved(
   low: int,
   high: int,
 ) -> jax.Array:
-  """Moves a row or column by -1 for action `back`, by 1 for action `forth`."""
   step = (action == forth).astype(jnp.int32) - (action == back)
   return jnp.clip(place + step, low, high)
 
 
 def _spawned(state: Crossing, drawn: Spawn) -> Crossing:
-  """Adds the new object, if it is due and a row is free."""
   is_due = state.spawn_timer == 0
   row = jnp.argmax(jnp.where(state.there, -1.0, drawn.rank))
   new = is_due & ~jnp.all(state.there) & (jnp.arange(8) == row)

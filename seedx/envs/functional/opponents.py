@@ -97,7 +97,6 @@ def _one_of(opponents: Sequence[Opponent]) -> Opponent:
 
 
 def _among(choices: Callable[[Any], jax.Array]) -> Opponent:
-  """Returns an opponent that plays a random one of a state's choices."""
 
   def opponent(
     rng_key: jax.Array, game_seed: jax.Array, state: types.Tree

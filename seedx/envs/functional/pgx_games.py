@@ -46,17 +46,14 @@ class _Leaf(NamedTuple):
 
   @property
   def stored_shape(self) -> tuple[int, ...]:
-    """Shape of the part that is stored."""
     return (self.rows, *self.shape[1:]) if self.shape else ()
 
   @property
   def is_bits(self) -> bool:
-    """Whether the stored numbers are single bits."""
     return self.stored.kind == "b"
 
   @property
   def num_bytes(self) -> int:
-    """Number of bytes that are stored."""
     if not self.rows:
       return 0
     size = math.prod(self.stored_shape)
@@ -262,7 +259,6 @@ def _leaf(name: str, path: Any, value: jax.ShapeDtypeStruct) -> _Leaf:
 
 @functools.cache
 def _start(name: str) -> np.ndarray:
-  """Returns the bytes of the state before the first move."""
   rules = rules_of(name)
   with jax.ensure_compile_time_eval():
     # pgx draws which player begins, which changes nothing.

@@ -192,16 +192,15 @@ def signatures(workers: Sequence[Child]) -> list[messages.Signature]:
     seconds = time.monotonic() - start
     if waiting and seconds >= report_seconds:
       report_seconds = 2 * seconds
-      print(_report(workers, ready, seconds), file=sys.stderr, flush=True)
+      total = sum(worker.job.count for worker in workers)
+      print(
+        f"{workers[0].job.config.env}: waiting for the first observation,"
+        f" {ready} of {total} environments, {len(workers)} at a time, for"
+        f" {seconds:.0f} s",
+        file=sys.stderr,
+        flush=True,
+      )
   return [specs[worker] for worker in workers]
-
-
-def _report(workers: Sequence[Child], ready: int, seconds: float) -> str:
-  total = sum(worker.job.count for worker in workers)
-  return (
-    f"{workers[0].job.config.env}: waiting for the first observation, {ready}"
-    f" of {total} environments, {len(workers)} at a time, for {seconds:.0f} s"
-  )
 
 
 def new_memory() -> BinaryIO:

@@ -68,7 +68,6 @@ def _entry(info: Mapping[str, Any], key: str) -> Any:
 
 
 def _numbers(info: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-  """Yields the names of the numbers in `info`, also of those in its dicts."""
   for key, value in info.items():
     if isinstance(value, Mapping):
       yield from _numbers(value, f"{prefix}{key}/")

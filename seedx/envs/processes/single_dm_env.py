@@ -94,10 +94,6 @@ class Single:
 def _leaf(name: str, path: tuple[str | int, ...], spec: Any) -> single.Leaf:
   if not isinstance(spec, dm_env.specs.Array):
     raise single.unsupported_observation(name, path, spec)
-  return single.observation_leaf(name, path, spec, *(_bounds(spec) or ()))
-
-
-def _bounds(spec: Any) -> tuple[Any, Any] | None:
-  if isinstance(spec, dm_env.specs.BoundedArray):
-    return spec.minimum, spec.maximum
-  return None
+  is_bounded = isinstance(spec, dm_env.specs.BoundedArray)
+  bounds = (spec.minimum, spec.maximum) if is_bounded else ()
+  return single.observation_leaf(name, path, spec, *bounds)

@@ -128,7 +128,6 @@ def _normalizers(env: Any) -> tuple[str, ...]:
 
 
 def _refuse(returned: Any) -> NoReturn:
-  """Raises the error for what is no result of a step."""
   actual = type(returned).__name__
   if isinstance(returned, Sequence):
     actual = f"{actual} of {len(returned)}"
@@ -178,7 +177,6 @@ def _leaf(
 
 
 def _action(name: str, space: spaces.Space, path: tuple[Any, ...] = ()) -> Any:
-  """Returns the nest of specs of a space of actions."""
   spec = dm_env.specs.BoundedArray
   match space:
     case spaces.Dict():

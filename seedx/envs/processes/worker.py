@@ -68,7 +68,6 @@ class _Worker:
   def __init__(
     self, job: messages.Job, memory: int, ready: Callable[[], None]
   ) -> None:
-    """Makes the environments; calls `ready` after each."""
     self._name, self._first = job.config.env, job.first
     self._seed = job.seed
     # For environments that draw from the generators of the process.
@@ -112,12 +111,6 @@ class _Worker:
     )
 
   def answer(self, message: bytes) -> bytes:
-    """Returns the answer to a message.
-
-    Raises:
-      _Failure: an environment failed.
-      types.ConfigError: an episode's last `info` lacks an entry to log.
-    """
     kind, payload = message[:1], message[1:]
     if kind == messages.STEP:
       self._step_all(np.frombuffer(payload, np.int32))
@@ -133,7 +126,6 @@ class _Worker:
     return self._render()
 
   def close(self) -> None:
-    """Closes the environments."""
     for environment in self._environments:
       environment.close()
 
