@@ -38,12 +38,8 @@ def normalized(how):
   match how:
     case "none":
       return Inside(wrappers.TimeLimit(env, 9))
-    case "observation":
-      return wrappers.TimeLimit(wrappers.NormalizeObservation(env), 9)
     case "both":
       return wrappers.NormalizeReward(wrappers.NormalizeObservation(env))
-    case "inside":
-      return Inside(wrappers.NormalizeReward(env))
     case "of a vector":
       vector = gymnasium.vector.SyncVectorEnv([lambda: env])
       return Inside(wrappers.vector.NormalizeObservation(vector))
@@ -378,10 +374,6 @@ class Nested(gymnasium.Env):
     return {"pair": pair, "rooms": np.array([[4 + t, t % 2]])}
 
 
-def nested():
-  return Nested()
-
-
 class DmNested(CountingDm):
   """Observes a list in a dict."""
 
@@ -399,10 +391,6 @@ class DmNested(CountingDm):
     return timestep._replace(observation={"values": values})
 
 
-def dm_nested(seed):
-  return DmNested(seed)
-
-
 class TooShort(Nested):
   """Returns a tuple without its last entry."""
 
@@ -411,30 +399,17 @@ class TooShort(Nested):
     return observation | {"pair": observation["pair"][:-1]}
 
 
-def no_observation(key=""):
-  space = spaces.Box(-1, 1, (0,))
-  if key:
-    space = spaces.Dict({key: space, "some": spaces.Discrete(2)})
-  return Acting(observation=space)
-
-
 def _acting(*arguments):
   return functools.partial(Acting, *arguments)
 
 
-matrix_actions = _acting(spaces.Box(-1, 1, (2, 2)))
-number_action = _acting(spaces.Box(-1, 1, ()))
-
+no_observation = _acting(None, spaces.Box(-1, 1, (0,)))
 text_in_tuple = _acting(None, spaces.Tuple((spaces.Text(5),)))
 sequence_in_dict = _acting(
   None, spaces.Dict(a=spaces.Sequence(spaces.Discrete(2)))
 )
-graph_observation = _acting(None, spaces.Graph(spaces.Box(-1, 1, (2,)), None))
-either_observation = _acting(None, spaces.OneOf((spaces.Discrete(2),) * 2))
 nothing_observed = _acting(None, spaces.Dict())
-text_action = _acting(spaces.Text(5))
 sequence_action = _acting(spaces.Dict(a=spaces.Sequence(spaces.Discrete(2))))
-either_action = _acting(spaces.OneOf((spaces.Discrete(2),) * 2))
 
 # Unsupported spaces, and observations that do not match their space.
 _COUNT = spaces.Dict({"count": spaces.Box(0, 9, (2,), np.int32)})
@@ -470,14 +445,10 @@ class Hybrid(gymnasium.Env):
     return {"taken": taken}, float(taken.sum()), False, False, {}
 
 
-def hybrid():
-  return Hybrid()
-
-
 class DmHybrid(dm_env.Environment):
   """`Hybrid` with a list instead of a tuple, and no bounds at all."""
 
-  def __init__(self):
+  def __init__(self, seed):
     self._env = Hybrid()
 
   def reset(self):
@@ -501,14 +472,6 @@ class DmHybrid(dm_env.Environment):
       "throttle": dm_env.specs.BoundedArray((2, 1), np.float32, low, high),
       "push": dm_env.specs.BoundedArray((2,), np.int64, [0, 5], [2, 6]),
     }
-
-
-def dm_hybrid(seed):
-  return DmHybrid()
-
-
-def vectors_of_choices():
-  return Acting(spaces.MultiDiscrete([2, 5], start=[1, 0]))
 
 
 class Bandit(gymnasium.Env):
@@ -584,7 +547,6 @@ class Failing(Counting):
       "nothing": None,
       "no observation": (None, 0.0, False, False, {}),
       "float done": (np.zeros(4), False, 1.0, False, {}),
-      "none done": (np.zeros(4), 0.0, None, False, {}),
     }
     if self._how in returned:
       return returned[self._how]
@@ -594,13 +556,10 @@ class Failing(Counting):
       "zero": (np.zeros(4), 0.0),
       "nan": ([0, np.nan, np.inf, 0], 0.0),
       "nan reward": (np.zeros(4), np.nan),
-      "no reward": (np.zeros(4), None),
       "text": (np.zeros(4), "3"),
       "complex": (np.zeros(4), 1 + 2j),
       "rewards": (np.zeros(4), np.zeros(2)),
       "array": (np.zeros(4), np.array([2.5])),
-      "scalar": (np.zeros(4), np.float32(2.5)),
-      "integer": (np.zeros(4), np.int64(3)),
       "bool": (np.zeros(4), np.True_),
     }[self._how]
     return np.array(observation), reward, False, False, {}

@@ -82,15 +82,12 @@ def test_actions_become_the_environments(native, spec, action, expected):
 
 UNSUPPORTED = [
   ({}, "ActionWrapper"),
-  ((), "ActionWrapper"),
   (None, "ActionWrapper"),
   (specs.StringArray(()), "ActionWrapper"),
   (specs.Array((2,), np.int32), "ActionWrapper"),
-  (specs.Array((2,), np.complex64), "ActionWrapper"),
   ({"a": CHOICE, "b": specs.Array((0,), np.float32)}, "action b .*Wrapper"),
   (specs.BoundedArray((2,), np.float32, [0, -1], [0, 1]), "leave such elem"),
   (specs.BoundedArray((), np.int64, -(2**62), 2**62), "floats instead"),
-  (specs.DiscreteArray(2**21), "floats instead"),
 ]
 
 

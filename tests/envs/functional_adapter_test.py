@@ -23,52 +23,6 @@ def make(env, num_envs, seed=0, batch_size=None, transform="", **options):
   return made
 
 
-def episode_returns(environment, policy, rounds=4):
-  """Returns episode returns of a policy `(observation, memory) -> action`.
-
-  Observation and memory are `[B, F]`; the memory is the observation of step 0.
-  The first episodes are left out: another policy may have begun them.
-  """
-  all_returns, memory = [], None
-  while len(all_returns) <= rounds:
-    rows = environment.recv()
-    observation = rows.timestep.observation
-    memory = observation.copy() if memory is None else memory
-    first = rows.timestep.step_type == FIRST
-    memory[first] = observation[first]
-    if (ended := ~np.isnan(rows.episode_return)).any():
-      all_returns.append(rows.episode_return[ended])
-    environment.send(rows.index, policy(observation, memory).astype(np.int32))
-  return np.concatenate(all_returns[1:])
-
-
-def test_memory_chain_returns_1_with_a_memory_and_0_on_average_without():
-  environment = make("seedx:MemoryChain", 1000, length=4)
-  with_memory = episode_returns(
-    environment, lambda observation, memory: memory[:, 2] > 0
-  )
-  assert (with_memory == 1).all()
-  without = episode_returns(
-    environment, lambda observation, memory: observation[:, 2] >= 0
-  )
-  assert abs(without.mean()) < 3.3 / len(without) ** 0.5
-
-
-def test_cued_deep_sea_is_solved_with_a_memory_and_half_of_the_time_without():
-  def memoryless(observation, memory):
-    """Follows the cue in step 0, then takes action 1, whatever the cue was."""
-    return np.where(observation[:, 0] == 1, observation[:, -1] > 0, 1)
-
-  environment = make("seedx:DeepSea", 1000, size=5, cued=True)
-  with_memory = episode_returns(
-    environment, lambda observation, memory: memory[:, -1] > 0
-  )
-  np.testing.assert_allclose(with_memory, 0.99, rtol=1e-5)
-  without = episode_returns(environment, memoryless)
-  assert set(np.round(without, 3)) == {np.float32(0.99), np.float32(-0.002)}
-  assert abs((without > 0).mean() - 0.5) < 3.3 * 0.5 / len(without) ** 0.5
-
-
 def test_rows_match_the_spec():
   environment = make("seedx:DeepSea", 3)
   rows = environment.recv()

@@ -459,56 +459,26 @@ def test_each_environment_is_stepped_with_its_own_key():
   assert (timestep.observation[:, 0] != timestep.observation[:, 1]).any()
 
 
-def test_float_actions_beyond_their_bounds_are_clipped():
-  env = classic_control.Pendulum()
-
-  @jax.jit
-  def play(actions):
-    # The two states are equal, since they have the same key.
-    keys = functional.keys(0, 1)[jnp.zeros(2, jnp.int32)]
-    state = functional.init(env, keys)
-    for time, action in enumerate(actions):
-      times = jnp.full(2, time)
-      state, timestep = functional.step(env, state, action, keys, times)
-    return timestep
-
-  for leaf in play(np.float32([[[0], [0]], [[2], [50]]])):
-    np.testing.assert_array_equal(leaf[0], leaf[1])
-
-
-# The smallest and largest values of each option.
-_MATCH = (
-  {"opening_moves": 10**9},
-  {"opponent": "random", "opening_moves": 10**9},
-  {"opponent": "random", "opening_moves": 4, "seat": "second"},
-  {"opponent": "search", "opponent_simulations": 1, "opening_moves": 10**9},
+# Games and options; other tests compare the steps of other environments. A
+# large number of opening moves stands for the largest.
+_RANDOM = {"opponent": "random", "opening_moves": 10**9}
+_SEARCH = _RANDOM | {"opponent": "search", "opponent_simulations": 1}
+_FAST = (
+  ("TicTacToe", _RANDOM),
+  ("TicTacToe", {"opponent": "perfect", "opening_moves": 6, "seat": "first"}),
 )
-_EXTREMES = {
-  "MemoryChain": ({"length": 1}, {"length": 10_000}),
-  "DeepSea": ({"size": 2}, {"size": 100}, {"size": 2, "cued": True}),
-  "Breakout-MinAtar": ({"sticky": 0.0}, {"sticky": 1.0}),
-  "Asterix-MinAtar": ({"sticky": 1.0}, {"ramping": False}),
-  "TicTacToe": (
-    *_MATCH,
-    {"opponent": "perfect", "opening_moves": 9},
-    {"opponent": "perfect", "opening_moves": 6, "seat": "first"},
-  ),
-  "ConnectFour": _MATCH[:3],
-  "Hex": _MATCH[1:3],
-}
-# pgx's games are slow, and differ only in their rules.
-_PGX = ("Othello", "Hex", "Go-9x9")
 
 
 @pytest.mark.parametrize(
   ("name", "options"),
   conftest.slow_but(
-    [("TicTacToe", _EXTREMES["TicTacToe"][k]) for k in (1, 5)],
+    _FAST,
     [
-      (name, options)
-      for name in functional.ENVIRONMENTS
-      if name != "Chess"
-      for options in ({}, *_EXTREMES.get(name, ()))
+      *_FAST,
+      ("Asterix-MinAtar", {}),
+      ("TicTacToe", {"opponent": "perfect", "opening_moves": 9}),
+      ("TicTacToe", _SEARCH),
+      ("Hex", _RANDOM),
     ],
   ),
 )
@@ -519,24 +489,22 @@ def test_a_step_is_a_first_at_the_beginning_and_after_a_last_only(
   if options.get("opening_moves") == 10**9:
     options = options | {"opening_moves": kind().game.max_moves}
   env = kind(**options)
-  steps, size = (150, 8) if name in _PGX else (1000, 64)
+  # pgx's games are slow, and differ only in their rules.
+  steps, size = (150, 8) if name == "Hex" else (1000, 64)
   keys = functional.keys(0, size)
 
   def step(carry, time):
     state, mask = carry
     key = jax.random.fold_in(jax.random.key(1), time)
-    if isinstance(env.action, dm_env.specs.DiscreteArray):
-      action = jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf))
-    else:
-      action = jax.random.normal(key, (size, *env.action.shape))
-    action = action.astype(env.action.dtype)
+    action = jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf))
+    action = action.astype(jnp.int32)
     times = jnp.full(size, time)
     state, timestep = functional.step(env, state, action, keys, times)
     if isinstance(timestep.observation, dict):
       mask = timestep.observation.get("action_mask", mask)
     return (state, mask), timestep.step_type
 
-  mask = jnp.ones((size, getattr(env.action, "num_values", 1)), bool)
+  mask = jnp.ones((size, env.action.num_values), bool)
   start = functional.init(env, keys), mask
   run = jax.jit(lambda: jax.lax.scan(step, start, jnp.arange(steps))[1])
   step_type = run()

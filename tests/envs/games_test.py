@@ -53,26 +53,6 @@ def test_random_games_follow_the_rules(rules):
 
 
 @every_game
-def test_a_whole_game_is_one_scan(rules):
-  game = rules.game
-  moves = list(rules.random_game(np.random.default_rng(1)))
-  actions = np.array([action for _, action, *_ in moves])
-  start, last = jax.eval_shape(game.start), moves[-1][2]
-  assert start.shape == (2, *rules.shape) and len(actions) <= game.max_moves
-  state, over = jax.jit(
-    lambda actions: jax.lax.scan(
-      lambda state, action: (lambda x: (x.state, x.over))(
-        game.play(state, action)
-      ),
-      game.start(),
-      actions,
-    )
-  )(actions)
-  np.testing.assert_array_equal(state, last)
-  assert over.tolist() == [False] * (len(actions) - 1) + [True]
-
-
-@every_game
 def test_lines_win_and_nothing_else(rules):
   """Random boards have stones anywhere, also beyond each edge of a line."""
   rng = np.random.default_rng(2)
@@ -111,35 +91,6 @@ def batched(rules, positions, actions):
     rest = len(positions) - start
     outputs.append(jax.tree.map(lambda x, rest=rest: x[:rest], moved))
   return jax.tree.map(lambda *x: np.concatenate(x), *outputs)
-
-
-@every_game
-def test_every_line_wins_whichever_stone_is_the_last(rules):
-  columns, positions, actions = rules.shape[1], [], []
-  for line in rules.lines:
-    for last in line:
-      row, column = divmod(int(last), columns)
-      position = rules.start()
-      position[0].flat[[x for x in line if x != last]] = 1
-      if rules.falls:
-        if position[0, :row, column].any():
-          continue  # The last stone of a column is its highest.
-        below = position[:, row + 1 :, column]
-        below[1] = 1 - below[0]
-      positions.append(position)
-      actions.append(column if rules.falls else last)
-  moved, _ = batched(rules, np.array(positions), np.array(actions))
-  assert (moved.reward == 1).all() and moved.over.all()
-  assert len(positions) == (213 if rules.falls else 24)
-  # Without any of the other stones, the line does not win.
-  for k in range(rules.length - 1):
-    fewer = np.array(positions)
-    for position in fewer:
-      cells = np.argwhere(position[0])
-      position[(0, *cells[k % len(cells)])] = 0
-      position[(1, *cells[k % len(cells)])] = 1
-    moved, _ = batched(rules, fewer, np.array(actions))
-    assert not moved.reward.any()
 
 
 FULL = {

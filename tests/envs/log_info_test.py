@@ -7,10 +7,10 @@ import pytest
 from seedx import envs, types
 from seedx.envs import functional
 from seedx.envs.processes import restarting
-from tests.envs import own_envs_test
+from tests.envs import worker_processes
 
-fork_server, workers = own_envs_test.fork_server, own_envs_test.workers
-start, config_of = own_envs_test.start, own_envs_test.config_of
+fork_server, workers = worker_processes.fork_server, worker_processes.workers
+start, config_of = worker_processes.start, worker_processes.config_of
 NAN = np.nan
 
 
@@ -39,7 +39,7 @@ def jax_config(*keys, **options):
 def played(environment, steps):
   """Returns `[steps + 1, B, E]`, the `info` of rows."""
   actions = np.zeros((steps, environment.num_envs), int)
-  return own_envs_test.run(environment, actions).info
+  return worker_processes.run(environment, actions).info
 
 
 def informing(start, infos, *keys, **kwargs):
@@ -52,12 +52,9 @@ def informing(start, infos, *keys, **kwargs):
   [
     ({"is_success": True}, "is_success", 1.0),
     ({"is_success": np.bool_(False)}, "is_success", 0.0),
-    ({"n": 3}, "n", 3.0),
-    ({"x": np.float64(0.25)}, "x", 0.25),
     ({"x": np.array([7], np.int8)}, "x", 7.0),
     ({"x": NAN}, "x", NAN),
     ({"x": None}, "x", NAN),
-    ({"episode": {"r": -2.0}}, "episode/r", -2.0),
     ({"episode/r": 5.0, "episode": {"r": -2.0}}, "episode/r", 5.0),
     ({"a": {"b": {"c": 1}}}, "a/b/c", 1.0),
   ],
@@ -108,8 +105,6 @@ def test_a_later_episode_without_the_entry_does_not_count(start):
     ),
     ({}, "no entry 'is_success' .* Known: none"),
     ({"is_success": np.zeros(2)}, r"a number .*'is_success'.*ndarray"),
-    ({"is_success": "yes"}, "a number .*'yes' of type str"),
-    ({"is_success": np.inf}, "finite number or NaN .*inf"),
     ({"is_success": 1e39}, "finite number or NaN .*1e"),
   ],
 )

@@ -24,59 +24,20 @@ from seedx.envs import env_specs, envpool_adapter, process_adapter, rendering
 from seedx.envs.processes import child, messages, restarting
 from seedx.learning import learner
 from seedx.pipelines import sync
-from tests import forks, running
+from tests import running
+from tests.envs import worker_processes
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 ROOT = pathlib.Path(__file__).parents[2]
-
-
-def config_of(factory, options=None, **fields):
-  return envs.Config(f"tests.own_envs:{factory}", options or {}, **fields)
-
-
-@pytest.fixture(scope="module")
-def fork_server():
-  """A server that forks processes, which is faster than new interpreters."""
-  server = forks.Server()
-  yield server
-  server.close()
-
-
-@pytest.fixture(autouse=True)
-def workers(fork_server, monkeypatch):
-  """Forks the worker processes of tests."""
-  monkeypatch.setattr(child, "subprocess", fork_server)
+fork_server, workers = worker_processes.fork_server, worker_processes.workers
+start, run = worker_processes.start, worker_processes.run
+config_of = worker_processes.config_of
 
 
 @pytest.fixture
 def interpreters(workers, monkeypatch):
   """Starts a test's workers as new interpreters, as users' programs do."""
   monkeypatch.setattr(child, "subprocess", subprocess)
-
-
-@pytest.fixture
-def start():
-  """Makes environments, and closes them after the test."""
-  made = []
-
-  def make(factory, num_envs, options=None, *, fields=None, **kwargs):
-    config = config_of(factory, options, **(fields or {}))
-    made.append(envs.make(config, num_envs, **kwargs))
-    made[-1].reset()
-    return made[-1]
-
-  yield make
-  for environment in made:
-    environment.close()
-
-
-def run(environment, actions):
-  """Steps environments with actions `[T, B]`; returns the rows `[T + 1, B]`."""
-  rows = [environment.recv()]
-  for action in actions:
-    environment.send(rows[-1].index, action)
-    rows.append(environment.recv())
-  return tree.map_structure(lambda *leaves: np.stack(leaves), *rows)
 
 
 def assert_rows(rows, env, expected):
@@ -233,13 +194,9 @@ def test_each_space_of_observations_becomes_a_spec():
 @pytest.mark.parametrize(
   ("shape", "expected"),
   [
-    ((96, 96, 3), (3, 96, 96)),
     ((5, 5, 16), (16, 5, 5)),
     ((3, 210, 160), (3, 210, 160)),
     ((3, 3, 3), (3, 3, 3)),
-    ((4, 8, 9, 3), (12, 8, 9)),
-    ((4, 3, 8, 9), (12, 8, 9)),
-    ((4, 8, 9, 5), (4, 8, 9, 5)),
   ],
 )
 def test_the_shape_of_an_image_shows_where_its_channels_are(shape, expected):
@@ -251,9 +208,7 @@ def test_the_shape_of_an_image_shows_where_its_channels_are(shape, expected):
   ("how", "expected"),
   [
     ("none", ""),
-    ("observation", "Observation"),
     ("both", "Observation Reward"),
-    ("inside", "Reward"),
     ("of a vector", "Observation"),
     ("in a vector", "Reward"),
   ],
@@ -322,7 +277,7 @@ def turned(observation):
   return np.moveaxis(observation, -1, 1)
 
 
-@pytest.mark.parametrize("info_keys", [(), ("age", "legal"), ("legal",)])
+@pytest.mark.parametrize("info_keys", [(), ("age", "legal")])
 def test_masks_and_other_info_entries_join_nested_observations(
   start, info_keys
 ):
@@ -406,7 +361,7 @@ def test_a_mask_of_a_nest_is_for_its_choices(start):
 
 
 def test_observations_may_be_nests_of_dicts_and_tuples(start):
-  environment = start("nested", 2, num_threads=2)
+  environment = start("Nested", 2, num_threads=2)
   spec = environment.spec.observation
   assert spec["pair"][1]["level"].num_values == 5
   assert isinstance(spec["rooms"], types.MultiDiscreteArray)
@@ -418,19 +373,13 @@ def test_observations_may_be_nests_of_dicts_and_tuples(start):
     # Choices count from 0.
     assert inner["level"][t].tolist() == choice[t].tolist() == [t, t]
     assert observation["rooms"][t].tolist() == [[[t, t % 2]]] * 2
-  observation = run(start("dm_nested", 1), [[1]]).timestep.observation
+  observation = run(start("DmNested", 1), [[1]]).timestep.observation
   vector, step = observation["values"]
   assert (vector[1, 0, 2], step[1, 0]) == (1, 1)
 
 
 UNUSABLE = [
   (envs.Config("no_such_module:make"), "No module named 'no_such_module'"),
-  (
-    envs.Config("__main__:make"),
-    "found no make; .*my_env:make",
-  ),
-  (config_of("no_such_factory"), "no attribute 'no_such_factory'"),
-  (config_of("sys"), "not callable"),
   (config_of("raises_on_two_lines"), r"Error: one two \(own_envs.py, line"),
   (config_of("exits"), "raises SystemExit: enough"),
   (config_of("returns_nothing"), "gymnasium.Env or a dm_env.*found .*NoneType"),
@@ -444,18 +393,13 @@ UNUSABLE = [
   # Spaces, and observations that do not fit.
   (config_of("vector"), "one environment, found a vector"),
   (config_of("no_action"), "Supported are.*ActionWrapper"),
-  (config_of("text_action"), r"the action Text\(.*ActionWrapper"),
   (config_of("sequence_action"), r"the action a Sequence\(.*ActionWrapper"),
-  (config_of("either_action"), r"the action OneOf\(.*ActionWrapper"),
   (config_of("text_observation"), r"observation text is Text.*leave other"),
   (config_of("text_in_tuple"), r"observation 0 is Text.*leave other"),
   (config_of("sequence_in_dict"), r"observation a is Sequence.*leave other"),
-  (config_of("graph_observation"), r"observation is Graph.*leave other"),
-  (config_of("either_observation"), r"observation is OneOf.*leave other"),
   (config_of("nothing_observed"), r"observation is Dict\(\).*leave other"),
   (config_of("TooShort"), "expected 2 in the observation, found"),
   (config_of("no_observation"), "at least one number, found one of"),
-  (config_of("no_observation", {"key": "none"}), "one number, found none of"),
   (config_of("wrong_shape"), r"to have shape \(3,\).*found shape \(2,\)"),
   (config_of("wrong_dtype"), r"observation count to have .* int32,.*float64"),
   (config_of("wrong_key"), r"expected 'count' in the observation, .*'counts'"),
@@ -466,11 +410,8 @@ UNUSABLE = [
   ),
   (config_of("masked_hybrid", {"shape": []}), r"mask \[choices, values\]"),
   (config_of("counting_dm", info_keys=("age",)), "no info_keys.*age"),
-  (config_of("counting_dm", action_mask="legal"), "action_mask.*'legal'"),
   (config_of("Masked", info_keys=("agee",)), "'agee'. Did you mean age?"),
-  (config_of("Masked", info_keys=("bits",)), "unknown info key 'bits'"),
   (config_of("Masked", info_keys=("words",)), "words is dtype <U4"),
-  (config_of("Masked", action_mask="age"), "a number for each.*'age'"),
 ]
 
 
@@ -534,17 +475,6 @@ def test_float_actions_are_clipped_to_the_bounds_of_the_environment(start):
   )
 
 
-def test_each_choice_of_a_vector_counts_from_0(start):
-  environment = start("vectors_of_choices", 2)
-  action = environment.spec.action
-  assert type(action) is dm_env.specs.BoundedArray
-  assert action.dtype == np.int32 and action.maximum.tolist() == [1, 4]
-  rows = run(environment, [[[0, 0], [1, 4]]])
-  assert rows.timestep.reward[1].tolist() == [1, 6]
-  with pytest.raises(ValueError, match=r"from 0 to \[1 4\], found 0 to 5"):
-    environment.send(np.arange(2), np.array([[0, 5], [0, 0]]))
-
-
 def test_dm_env_may_have_dict_observations_and_vector_actions(start):
   environment = start("DmOfDicts", 2, num_threads=2)
   spec = environment.spec
@@ -559,7 +489,7 @@ def test_dm_env_may_have_dict_observations_and_vector_actions(start):
   assert values[0].tolist() == [[0, 0, 0, 0], [1, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("name", ["hybrid", "dm_hybrid"])
+@pytest.mark.parametrize("name", ["Hybrid", "DmHybrid"])
 def test_an_environment_takes_nests_of_choices_and_numbers(start, name):
   environment = start(name, 2, num_threads=2)
   spec = environment.spec
@@ -577,16 +507,6 @@ def test_an_environment_takes_nests_of_choices_and_numbers(start, name):
   for wrong in ([4, 0, 0, 0, 0, 0], [0, -1, 0, 0, 0, 0]):
     with pytest.raises(ValueError, match=r"from 0 to \[3 2 1\]"):
       environment.send(np.arange(1), np.float32([wrong]))
-
-
-def test_matrices_and_numbers_are_packed_into_vectors(start):
-  environment = start("matrix_actions", 2)
-  bounds = dm_env.specs.BoundedArray((4,), np.float32, -1, [1, 1, 1, 1])
-  assert environment.spec.action == bounds
-  rows = run(environment, np.float32([[[0.25, 0.5, -1, 1], [9, 9, 9, 9]]]))
-  assert rows.timestep.reward[1].tolist() == [0.75, 4]
-  rows = run(start("number_action", 2), np.float32([[[0.5], [9]]]))
-  assert rows.timestep.reward[1].tolist() == [0.5, 1]
 
 
 # Factories
@@ -652,12 +572,9 @@ def test_a_module_of_the_current_directory_comes_first(
     assert spec.action.num_values == actions
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_process_killed_while_it_starts_is_started_once_more(
-  num_threads, tmp_path
-):
-  config = config_of("killed", {"marks": str(tmp_path), "times": num_threads})
-  environment = envs.make(config, 2, num_threads=num_threads)
+def test_a_process_killed_while_it_starts_is_started_once_more(tmp_path):
+  config = config_of("killed", {"marks": str(tmp_path), "times": 2})
+  environment = envs.make(config, 2, num_threads=2)
   environment.reset()
   assert len(environment.recv().index) == 2
   environment.close()
@@ -703,13 +620,9 @@ def test_environments_that_differ_are_refused():
     envs.make(config_of("differs"), 1, seed=1)
 
 
-@pytest.mark.parametrize(
-  ("name", "number"),
-  [("num_envs", 0), ("batch_size", 5), ("num_threads", 0), ("seed", 2**31 - 3)],
-)
-def test_numbers_out_of_range_are_refused(name, number):
-  with pytest.raises(types.ConfigError, match=f"expected {name}"):
-    envs.make(config_of("Counting"), **{"num_envs": 4, name: number})
+def test_numbers_out_of_range_are_refused():
+  with pytest.raises(types.ConfigError, match="expected seed"):
+    envs.make(config_of("Counting"), 4, seed=2**31 - 3)
 
 
 def test_send_refuses_wrong_actions(start):
@@ -734,12 +647,10 @@ def test_send_refuses_wrong_actions(start):
   ("how", "message"),
   [
     ("raise", "environment 2 of .* the seed 2, .*LookupError: lost the way"),
-    ("exit", "environment 2 of .*SystemExit: 3"),
     ("shape", r"environment 2 of .*shape \(4,\).*found shape \(5,\)"),
     ("nan", "environment 2 of .* the seed 2, .* found nan in its observation"),
     ("too large", "environment 2 of .* found inf in its observation"),
     ("nan reward", "environment 2 of .* found nan in its reward"),
-    ("no reward", "environment 2 of .* a number as reward, found None"),
     ("text", "environment 2 of .* a number as reward, found '3' of type str"),
     ("complex", r"environment 2 of .* a number as reward, found \(1\+2j\)"),
     ("rewards", "environment 2 of .* a number as reward, found array"),
@@ -747,7 +658,6 @@ def test_send_refuses_wrong_actions(start):
     ("nothing", "environment 2 of .* a tuple of 5 .*, found NoneType"),
     ("no observation", "environment 2 of .* an object of type NoneType"),
     ("float done", "environment 2 of .* True or False as termin.*found 1.0"),
-    ("none done", "environment 2 of .* True or False as termin.*found None"),
     ("die", "environments 2 to 3 of .*, with the seeds .*status 7"),
     ("killed", "environments 2 to 3 of .*SIGKILL"),
   ],
@@ -768,12 +678,13 @@ def test_every_recv_after_a_failure_raises_it(
   log.unlink()  # Ends the child that kept the killed process's files open.
   if how == "raise":
     assert "in _fail" in str(caught.value)  # The environment's own traceback.
-  elif "reward, found" in message or how in ("old gym", "nothing", "none done"):
+  elif "reward, found" in message or how in ("old gym", "nothing"):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("how", ["raise", "exit", "die", "no reward"])
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+  ("how", "num_threads"), [("raise", 1), ("exit", 2), ("die", 2), ("text", 1)]
+)
 def test_a_process_that_fails_starts_again_with_new_seeds(
   start, how, num_threads, monkeypatch, capfd
 ):
@@ -887,10 +798,7 @@ def test_a_run_survives_a_failed_environment(tmp_path):
     app.train(never, run_dir=tmp_path / "other", quiet=True)
 
 
-@pytest.mark.parametrize(
-  ("how", "reward"),
-  [("array", 2.5), ("scalar", 2.5), ("integer", 3.0), ("bool", 1.0)],
-)
+@pytest.mark.parametrize(("how", "reward"), [("array", 2.5), ("bool", 1.0)])
 def test_a_reward_may_be_any_number(start, how, reward):
   environment = start("Failing", 3, {"how": how})
   environment.send(environment.recv().index, np.ones(3, int))

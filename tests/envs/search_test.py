@@ -151,17 +151,6 @@ def test_without_values_a_search_finds_wins_and_blocks_those_of_the_other(kind):
 
 
 @every_kind
-def test_estimates_of_finished_games_are_ignored(kind):
-  positions, _ = positions_of(SIZE)
-  one = searched(kind, oracle(), positions)
-  changed = {k: x.copy() for k, x in oracle().items()}
-  unfinished = np.isin(np.arange(3**9), list(boards.solved()))
-  changed["value"][~unfinished] = -7.0
-  two = searched(kind, changed, positions)
-  jax.tree.map(np.testing.assert_array_equal, one, two)
-
-
-@every_kind
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_illegal_moves_are_never_searched(kind, noise):
   # A network's values have no bounds, and it prefers illegal moves.
