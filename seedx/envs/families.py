@@ -57,7 +57,6 @@ class _Finder(abc.MetaPathFinder):
     path: Sequence[str] | None,
     target: python_types.ModuleType | None = None,
   ) -> machinery.ModuleSpec | None:
-    """Returns the spec of the replacement; None for all other modules."""
     del target
     if fullname != _ENTRY or not path:
       return None
@@ -82,7 +81,6 @@ class _Loader(abc.Loader):
     self._files = files
 
   def exec_module(self, module: python_types.ModuleType) -> None:
-    """Runs each registration without importing the package that has it."""
     for name, file in self._files.items():
       spec = importlib.util.spec_from_file_location(name, file)
       assert spec is not None and spec.loader is not None

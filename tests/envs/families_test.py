@@ -66,9 +66,7 @@ except ImportError:
   [
     ('"""Entry."""\nimport envpool.cards.registration', False),
     (_FAMILY, True),
-    ("import envpool.cards.registration\nimport json", True),
     ("import envpool.cards.registration, envpool.cards.other", True),
-    ("import envpool.cards.registration\nCARDS = 1", True),
   ],
 )
 def test_only_an_entry_of_plain_registrations_is_replaced(
