@@ -93,6 +93,35 @@ def batched(rules, positions, actions):
   return jax.tree.map(lambda *x: np.concatenate(x), *outputs)
 
 
+@every_game
+def test_every_line_wins_whichever_stone_is_the_last(rules):
+  columns, positions, actions = rules.shape[1], [], []
+  for line in rules.lines:
+    for last in line:
+      row, column = divmod(int(last), columns)
+      position = rules.start()
+      position[0].flat[[x for x in line if x != last]] = 1
+      if rules.falls:
+        if position[0, :row, column].any():
+          continue  # The last stone of a column is its highest.
+        below = position[:, row + 1 :, column]
+        below[1] = 1 - below[0]
+      positions.append(position)
+      actions.append(column if rules.falls else last)
+  moved, _ = batched(rules, np.array(positions), np.array(actions))
+  assert (moved.reward == 1).all() and moved.over.all()
+  assert len(positions) == (213 if rules.falls else 24)
+  # Without any of the other stones, the line does not win.
+  for k in range(rules.length - 1):
+    fewer = np.array(positions)
+    for position in fewer:
+      cells = np.argwhere(position[0])
+      position[(0, *cells[k % len(cells)])] = 0
+      position[(1, *cells[k % len(cells)])] = 1
+    moved, _ = batched(rules, fewer, np.array(actions))
+    assert not moved.reward.any()
+
+
 FULL = {
   boards.TIC_TAC_TOE: [[0, 1, 0], [0, 1, 1], [1, 0, 0]],
   boards.CONNECT_FOUR: (np.arange(6)[:, None] + np.arange(7) // 2) % 2,
