@@ -38,7 +38,6 @@ class _Output(io.FileIO):
   """A file that discards bytes after its reader has closed the pipe."""
 
   def write(self, data: Any) -> int:
-    """Writes or discards bytes; returns their number."""
     try:
       return super().write(data)
     except BrokenPipeError:

@@ -151,13 +151,6 @@ def test_the_bottleneck_is_the_side_for_which_the_others_wait(
 # Episode returns
 
 
-def test_mean_is_none_before_the_first_episode():
-  returns = metrics.Latest()
-  returns.add(np.zeros([0], np.float32))
-  assert returns.mean() is None
-  assert returns.count == 0
-
-
 def test_mean_is_over_the_latest_100_and_count_over_all():
   returns = metrics.Latest()
   returns.add(np.full([50], 1e6, np.float32))
@@ -210,16 +203,9 @@ def test_json_has_null_for_nan_and_infinity_and_accepts_numpy(tmp_path):
   assert line == {**none, "half": 0.5, "five": 5, "note": "x"}
   sink.close()
   sink.close()
-
-
-def test_json_lines_of_a_resumed_run_are_appended(tmp_path):
-  path = tmp_path / "metrics.jsonl"
-  for steps in (1, 2):
-    sink = metrics.JsonLines(path)
-    sink.write({"env_steps": steps})
-    sink.close()
-  lines = [json.loads(line) for line in path.read_text().splitlines()]
-  assert [line["env_steps"] for line in lines] == [1, 2]
+  resumed = metrics.JsonLines(path)
+  resumed.write({"env_steps": 2})
+  assert json.loads(path.read_text().splitlines()[1]) == {"env_steps": 2}
 
 
 def read_events(run_dir):
@@ -246,11 +232,17 @@ def test_tensorboard_has_scalars_against_env_steps(tmp_path):
   sink = events.TensorBoard(tmp_path)
   sink.write({"env_steps": 640, "loss": 0.5, "episode_return": None, "s": "x"})
   sink.write({"env_steps": np.int64(1280), "loss": np.nan, "lag": 3})
+  others = "info_a/b", "evaluation_info_a/b", "temperature", "loss_temperature"
+  sink.write({"env_steps": 1300, **dict.fromkeys(others, 2)})
   sink.close()
   sink.close()
   assert read_scalars(tmp_path) == [
     ("loss/loss", 640, 0.5),
     ("run/lag", 1280, 3.0),
+    ("episode/info_a/b", 1300, 2.0),
+    ("episode/evaluation_info_a/b", 1300, 2.0),
+    ("policy/temperature", 1300, 2.0),
+    ("loss/loss_temperature", 1300, 2.0),
   ]
 
 
@@ -301,27 +293,6 @@ def test_tensorboard_has_videos_as_images(tmp_path):
   assert first.encoded_image_string == b"GIF89a-first"
 
 
-def test_entries_of_info_are_in_the_group_of_episodes(tmp_path):
-  sink = events.TensorBoard(tmp_path)
-  line = {"env_steps": 1, "info_a/b": 0.5, "evaluation_info_a/b": 0.25}
-  sink.write(line)
-  sink.close()
-  assert [tag for tag, *_ in read_scalars(tmp_path)] == [
-    "episode/info_a/b",
-    "episode/evaluation_info_a/b",
-  ]
-
-
-def test_the_temperature_is_in_the_group_of_the_policy(tmp_path):
-  sink = events.TensorBoard(tmp_path)
-  sink.write({"env_steps": 1, "temperature": 0.5, "loss_temperature": 0.25})
-  sink.close()
-  assert [tag for tag, *_ in read_scalars(tmp_path)] == [
-    "policy/temperature",
-    "loss/loss_temperature",
-  ]
-
-
 # The console
 
 LINE = {
@@ -360,15 +331,8 @@ def test_row_shows_everything_in_80_columns():
   sink.write(LINE)
   sink.close()  # The last line is not shown again.
   header, _, row = stream.getvalue().splitlines()
-  assert row.split() == [
-    "2.5M/10M",
-    "25%",
-    "490k",
-    "187.3",
-    "2.1",
-    "15s",
-    "learner",
-  ]
+  expected = "2.5M/10M 25% 490k 187.3 2.1 15s learner"
+  assert " ".join(row.split()) == expected
   assert len(header) <= 80
   assert len(row) <= 80
 
@@ -411,16 +375,7 @@ def test_row_names_a_remedy_if_inference_waits_for_updates(
 def test_row_of_an_empty_line_has_dashes():
   sink, stream, _ = console()
   sink.write({"env_steps": 0, "episode_return": None})
-  assert rows(stream)[-1] == [
-    "0/10M",
-    "0%",
-    "-",
-    "-",
-    "-",
-    "-",
-    "compiling",
-    "0s",
-  ]
+  assert " ".join(rows(stream)[-1]) == "0/10M 0% - - - - compiling 0s"
 
 
 def test_before_the_first_update_a_row_has_the_time_and_no_rate():

@@ -142,7 +142,6 @@ def _filled(text: str, width: int) -> str:
 
 
 def _style(i: int) -> dict[str, Any]:
-  """Returns the look of the i-th group."""
   return {
     "color": _COLOURS[i % len(_COLOURS)],
     "linestyle": _DASHES[i % len(_DASHES)],
@@ -238,7 +237,6 @@ def _time_unit(longest_seconds: float) -> tuple[int, str]:
 
 
 def _set_axes(axes: Any, low: float, high: float, logarithmic: bool) -> None:
-  """Sets the limits and the ticks of a panel."""
   if logarithmic:
     axes.set_xscale("log")
     axes.set_xlim(low / 1.2, high * 1.2)

@@ -129,7 +129,6 @@ def _evaluate(options: Options) -> int:
 
 
 def _playing(options: Options) -> dict[str, Any]:
-  """Returns the values of the settings of `playing.Config`."""
   fields = dataclasses.fields(playing.Config)
   return {x.name: getattr(options, x.name) for x in fields}
 
@@ -137,7 +136,6 @@ def _playing(options: Options) -> dict[str, Any]:
 def _write(
   directory: files.Folder, name: str, result: Mapping[str, Any]
 ) -> None:
-  """Writes statistics into a run's directory, and prints their path."""
   path = directory / name
   try:
     directory.write(name, json.dumps(result, indent=2) + "\n")
@@ -164,7 +162,6 @@ def _file_name(env_steps: int, seed_index: int, world: str) -> str:
 
 
 def _other(env: envs.Config, options: Options) -> envs.Config:
-  """Returns the environment of the options, for a run on `env`."""
   kept = {} if options.env and options.env != env.env else env.env_options
   return dataclasses.replace(
     env,
@@ -175,6 +172,5 @@ def _other(env: envs.Config, options: Options) -> envs.Config:
 
 
 def _in_words(env: envs.Config) -> str:
-  """Returns an environment's name, and its options."""
   words = wording.shown(opponents.in_words(env.env_options))
   return f"{env.env} with {words}" if words else env.env

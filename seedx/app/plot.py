@@ -51,7 +51,6 @@ class Options:
   scores: bool = False
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for options that cannot be drawn."""
     if not self.x or not {*self.x} <= {"env_steps", "wall_seconds"}:
       raise types.ConfigError(
         f"expected x of env_steps,wall_seconds, found {','.join(self.x)!r}"

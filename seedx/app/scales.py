@@ -35,7 +35,6 @@ class Check:
     self._is_done = not _is_scaled(agent)
 
   def __call__(self) -> None:
-    """Checks the returns of the latest episodes."""
     acted = self.acted
     if self._is_done or not acted.all_have_ended:
       return

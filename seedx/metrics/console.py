@@ -188,7 +188,6 @@ class _Table:
       self.close()
 
   def close(self) -> None:
-    """Prints the pending row, if any."""
     if self._pending is None:
       return
     if self._num_rows % _ROWS_PER_HEADER == 0:

@@ -95,7 +95,6 @@ def _tree(root: int, proc: pathlib.Path) -> dict[int, _Used]:
 
 
 def _processes(proc: pathlib.Path) -> Iterator[tuple[int, _Used]]:
-  """Yields the id and the CPU time of each process."""
   tick = 1 / os.sysconf("SC_CLK_TCK")
   for path in proc.glob("[0-9]*/stat"):
     try:

@@ -55,7 +55,6 @@ class JsonLines:
   """A Sink that appends lines to a file, each as a JSON object."""
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
-    """Stores the path; the first line creates the file if it is missing."""
     self._path = pathlib.Path(path)
 
   def write(self, line: Line) -> None:

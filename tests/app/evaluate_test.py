@@ -307,24 +307,13 @@ def test_an_agent_without_a_greedy_step_must_sample_its_actions():
   player(fakes.counting_agent(), greedy=False)
 
 
-PONG = envs.Config(
-  "Pong-v5", {"img_height": 36, "img_width": 36, "max_episode_steps": 6}
-)
-
-
-@pytest.mark.parametrize(
-  ("env", "fields"),
-  [
-    (CARTPOLE, {"recurrent": True, "lstm_size": 8}),
-    (PONG, {"stack_frames": 3}),
-  ],
-  ids=["lstm", "frames"],
-)
 @pytest.mark.slow
-def test_the_memory_in_an_evaluation_evolves_as_in_training(env, fields):
+def test_the_memory_in_an_evaluation_evolves_as_in_training():
   """Evaluation and training use the same environments; some episodes end."""
+  env = CARTPOLE
   spec = envs.spec(env)
-  agent = vtrace.Config(hidden_sizes=(8,), **fields).make(spec)
+  agent = vtrace.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8)
+  agent = agent.make(spec)
   agent = dataclasses.replace(agent, step=agent.greedy)
   state = jax.jit(agent.init)(jax.random.key(1))
   rng = np.random.default_rng(0)
@@ -360,7 +349,7 @@ def test_the_memory_in_an_evaluation_evolves_as_in_training(env, fields):
   environment.close()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 5, 2047, 2048, 10**6, 2**30 - 1])
+@pytest.mark.parametrize("seed", [0, 2048, 2**30 - 1])
 def test_training_does_not_use_the_seeds_of_evaluation(seed):
   half, max_envs = 2**30, 2**16
   seeds = [
@@ -630,12 +619,8 @@ def test_a_run_that_still_trains_can_be_evaluated(tmp_path, capfd):
     ("{run} --episodes 0", "expected --episodes from 1"),
     ("{run} --log-info elapsed", "Did you mean elapsed_step"),
     ("{run} --env Acrobot-v1", "whose observation is float32 [4], as in"),
-    ("{run} --env seedx:Catch", "found float32 [10, 5] in seedx:Catch; choose"),
-    ("{run} --env-options no=1", "unknown option 'no'"),
     ("{run} --video {tmp}/play.avi", "that ends in .gif or .mp4"),
     ("{run} --video {tmp}/nowhere/play.gif", "a directory that exists"),
-    ("{tmp}/nowhere", "expected the directory of a run"),
-    ("{tmp}", "found no config.json"),
   ],
 )
 def test_wrong_options_are_refused_in_one_line(

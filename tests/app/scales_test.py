@@ -31,10 +31,14 @@ def greedy(run_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reward", [0.01, 100])
 @pytest.mark.parametrize(
-  ("experiment", "total_steps"),
-  [(ppo_experiment, 20_000), (dqn_experiment, 20_000), (seed_vtrace, 100_000)],
+  ("experiment", "total_steps", "reward"),
+  [
+    (ppo_experiment, 20_000, 0.01),
+    (ppo_experiment, 20_000, 100),
+    (dqn_experiment, 20_000, 0.01),
+    (seed_vtrace, 100_000, 100),
+  ],
 )
 def test_a_chain_is_learned_with_rewards_of_every_size(
   experiment, total_steps, reward, tmp_path
@@ -85,7 +89,6 @@ def acted(returns, lengths):
     # Nothing is known before the first reward.
     (ppo.Config(), OWN, (0.0, 0.0), None),
     (ppo.Config(), OWN, (), None),
-    (ppo.Config(), OWN, (-1.0, 1.0), None),
     (ppo.Config(), OWN, (100.0,), None),
     # The returns of seedx's and EnvPool's small tasks are known.
     (ppo.Config().for_small(), CARTPOLE, (0.01,), None),

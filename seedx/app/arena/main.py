@@ -68,7 +68,6 @@ class Options:
   output: str = ""
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError if an option is out of range."""
     types.check_settings(self)
     if self.games % 2:
       raise types.ConfigError(
@@ -186,7 +185,6 @@ def _report(number: int, total: int, names: str, score: float) -> None:
 
 
 def _others(options: Options, has_perfect: bool) -> tuple[str, ...]:
-  """Returns the names of the players that are not runs."""
   if options.against == _NONE:
     return ()
   standard = ("random", "search", *("perfect",) * has_perfect)

@@ -63,7 +63,6 @@ class Options:
   resume: bool = False
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError if an option is out of range."""
     types.check_settings(self)
 
 

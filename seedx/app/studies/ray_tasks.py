@@ -57,7 +57,6 @@ class _Job:
     self._error = ""
 
   def lines(self, stop: threading.Event) -> Iterator[Mapping[str, Any]]:
-    """See `pool.Job`."""
     ray = ray_cluster.ray()
     line = self._actor.next_line.remote()
     while not stop.is_set():
@@ -75,7 +74,6 @@ class _Job:
       line = self._actor.next_line.remote()
 
   def end(self) -> None:
-    """See `pool.Job`."""
     ray = ray_cluster.ray()
     try:
       self._error = self._error or ray.get(self._actor.end.remote())
@@ -84,7 +82,6 @@ class _Job:
     ray.kill(self._actor)
 
   def error(self) -> str:
-    """See `pool.Job`."""
     return self._error
 
 
@@ -105,6 +102,5 @@ class _Remote:
     return next(self._lines, None)
 
   def end(self) -> str:
-    """Ends the trial with a checkpoint; returns its error."""
     self._running.end()
     return self._running.error()

@@ -124,7 +124,6 @@ class Options:
   resume: bool = False
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError if an option is out of range."""
     types.check_settings(self)
     launch_config.check_resources("trial_resources", self.trial_resources)
 
@@ -349,7 +348,6 @@ class _Point(NamedTuple):
   results: Sequence[trials.Result]
 
   def rank(self, score: str) -> tuple[bool, float, float]:
-    """Ranks success above failure, then by last score, then by mean score."""
     ranks = [_rank(x, score) for x in self.results]
     last, mean = np.mean([x[1:] for x in ranks], axis=0).tolist()
     return all(x[0] for x in ranks), last, mean
@@ -411,7 +409,6 @@ def _score(name: str, log_info: Sequence[str]) -> str:
 
 
 def _title(score: str) -> str:
-  """Returns the short name of a score."""
   return "return" if score == _RETURN else score.removeprefix(metrics.OF_INFO)
 
 

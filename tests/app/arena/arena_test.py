@@ -116,40 +116,28 @@ def test_a_run_plays_the_greedy_moves_of_its_policy(runs):
   assert not np.array_equal(earlier, other)
 
 
-@pytest.mark.parametrize("network", [False, True])
-def test_a_run_plays_with_its_search_or_by_its_network(
-  runs, network, monkeypatch
-):
-  searches, search = [], alphazero.search_lib.search
-
-  def counted(*args, **options):
-    searches.append(args)
-    return search(*args, **options)
-
-  monkeypatch.setattr(alphazero.search_lib, "search", counted)
-  player = players.load("a", runs["search"], network=network)
-  board = np.zeros((2, 2, 3, 3), np.int8)
-  jax.eval_shape(player.act, jax.random.key(0), board, player.start(2), True)
-  assert len(searches) == (0 if network else 1)
-
-
-@pytest.mark.parametrize(("given", "used"), [(0, 2), (5, 5)])
-def test_a_run_searches_with_the_simulations_of_its_training_or_others(
-  runs, given, used, monkeypatch
+@pytest.mark.parametrize(
+  ("options", "used"),
+  [({}, [2]), ({"num_simulations": 5}, [5]), ({"network": True}, [])],
+)
+def test_a_run_plays_with_a_search_of_its_training_or_another_or_with_none(
+  runs, options, used, monkeypatch
 ):
   numbers, search = [], alphazero.search_lib.search
 
-  def counted(*args, num_simulations, **options):
+  def counted(*args, num_simulations, **others):
     numbers.append(num_simulations)
-    return search(*args, num_simulations=num_simulations, **options)
+    return search(*args, num_simulations=num_simulations, **others)
 
   monkeypatch.setattr(alphazero.search_lib, "search", counted)
-  player = players.load("a", runs["search"], num_simulations=given)
+  player = players.load("a", runs["search"], **options)
   board = np.zeros((2, 2, 3, 3), np.int8)
   jax.eval_shape(player.act, jax.random.key(0), board, player.start(2), True)
-  assert numbers == [used]
-  # Other agents have no such setting.
-  players.load("b", runs["ppo"], num_simulations=given, trust=True)
+  assert numbers == used
+
+
+def test_an_agent_that_does_not_search_has_no_number_of_simulations(runs):
+  players.load("b", runs["ppo"], num_simulations=5, trust=True)
 
 
 def test_a_players_name_has_a_directory_a_checkpoint_and_a_network(tmp_path):
@@ -199,14 +187,11 @@ REFUSED = {
   "expected each player once": (["ppo", "ppo"], []),
   "expected --games of an even number": (["ppo"], ["--games", "41"]),
   "expected two players or more": (["ppo"], ["--against", "none"]),
-  "unknown opponent 'perfct'": (["ppo"], ["--against", "perfct"]),
   "expected an opponent other than perfect": (
     ["four"],
     ["--against", "perfect"],
   ),
   "expected a small game": (["four"], ["--exhaustive"]),
-  "expected --checkpoint latest, best or one of": (["ppo@15"], []),
-  "found no config.json in 'missing'": (["missing"], []),
 }
 
 

@@ -76,20 +76,8 @@ def test_the_figure_has_all_runs_and_the_table_medians_over_seeds(
   words = ["--experiments", ",".join(last_returns), "--seeds", "3"]
   assert compare.main([*words, "--run-dir", str(tmp_path)]) == 0
   _, _, row, _ = (tmp_path / "comparison.md").read_text().splitlines()
-  assert [cell.strip() for cell in row.strip("|").split("|")] == [
-    "`a2c`",
-    "30.0",
-    "0.125",
-    "2,000",
-    "200",
-    "5",
-    "10",
-    "2.0",
-    "1.0",
-    "-",
-    "8",
-    "environments",
-  ]
+  expected = "`a2c` 30.0 0.125 2,000 200 5 10 2.0 1.0 - 8 environments"
+  assert row.replace("|", "").split() == expected.split()
   ((panels, path),) = drawn
   assert path == tmp_path / "comparison.png"
   assert {
@@ -145,7 +133,6 @@ def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
     (["--seeds", "0"], "--seeds from 1"),
     (["--experiments", ""], "found none"),
     (["--experiments", f"{A2C} --epochs 3"], "unrecognized arguments"),
-    (["--experiments", "a2c", "--env", "nope"], "no environment 'nope'"),
   ],
 )
 def test_a_wrong_option_exits_with_2_and_makes_no_directory(

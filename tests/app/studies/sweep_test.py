@@ -30,13 +30,11 @@ SEARCH = "learning_rate=log:1e-4..1e-2,entropy_cost=0.001|0.01"
     (["nothing", "--search", SEARCH], "expected one of a2c"),
     (["ppo"], "found none"),
     (["ppo", "--search", "seed=1|2"], "found seed"),
-    (["ppo", "--search", "total_steps=1|2"], "found total_steps"),
     (["ppo", "--search", SEARCH, "--method", "grid"], "A|B with method grid"),
     (["ppo", "--search", SEARCH, "--trials", "0"], "expected --trials"),
     (["ppo", "--search", "discount=0.5|1.5"], "expected --discount"),
     (["ppo --no-such 3", "--search", SEARCH], "unrecognized arguments"),
     (["ppo --seed 3", "--search", SEARCH], "found --seed"),
-    (["impala --role actor", "--search", SEARCH], "found --role"),
     (["ppo --help", "--search", SEARCH], "expected no --help"),
     (["ppo", "--search", SEARCH, "--score", "won"], "with --log-info in EXP"),
   ],
@@ -68,7 +66,6 @@ def test_a_directory_with_a_run_is_refused_and_unchanged(tmp_path, capfd):
   [
     ("ray", ["--ray-address", "local", "--scheduler", "none"]),
     ("optuna", []),
-    ("optuna", ["--method", "tpe", "--scheduler", "none"]),
   ],
 )
 def test_a_missing_library_is_reported_with_the_command_to_install_it(
@@ -90,30 +87,21 @@ def test_a_missing_library_is_reported_with_the_command_to_install_it(
 
 def test_values_become_options_of_a_command_line():
   values = {"learning_rate": "0.1", "rescale": "False", "dueling": "true"}
-  assert sweep._words(values) == [
-    "--learning-rate",
-    "0.1",
-    "--no-rescale",
-    "--dueling",
-  ]
+  expected = "--learning-rate 0.1 --no-rescale --dueling"
+  assert sweep._words(values) == expected.split()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_wrong", [False, True])
-def test_a_trial_on_ray_reports_each_line_and_its_end(is_wrong, tmp_path):
+def test_a_trial_on_ray_reports_each_line_and_its_end(tmp_path):
   """Calls the trial as the cluster does, but without a cluster."""
   words = "a2c --env CartPole-v1 --hidden-sizes 8 --num-envs 4 --log-seconds 0"
-  words = [*words.split(), "--total-steps", "400", *["--epochs"] * is_wrong]
+  words = [*words.split(), "--total-steps", "400"]
   trial = trials.Trial("trials/000", words, seed=3)
   remote = ray_tasks._Remote(trial, tmp_path, 0.0)
   lines = [*iter(remote.next_line, None)]
-  error = remote.end()
-  if is_wrong:
-    assert not lines and "--epochs" in error
-    return
+  assert remote.end() == ""
   steps = [x["env_steps"] for x in lines]
   assert steps == sorted(steps) and steps[-1] >= 400 and len(steps) > 2
-  assert error == ""
   last = metrics.read_lines(tmp_path / "trials/000/metrics.jsonl")[-1]
   assert last == lines[-1]
 

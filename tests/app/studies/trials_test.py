@@ -138,7 +138,6 @@ def _is_running(pid):
       "\x1b[36mRayError\x1b[39m: its node died\n\x1b[0m\n",
       "RayError: its node died",
     ),
-    ("", "its process died"),
     ("\x1b[0m\n---\n", "its process died"),
   ],
 )
