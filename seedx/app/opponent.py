@@ -69,9 +69,8 @@ def _check(policy: policies.Policy, game: games.Game, path: str) -> None:
   name = type(game).__name__
   if policy.env.observation_transform or policy.env.info_keys:
     raise types.ConfigError(
-      "expected an opponent without observation_transform and info_keys, which"
-      f" are not JAX functions, found one with them in {path!r}; choose another"
-      " run"
+      "expected an opponent without observation_transform and info_keys, found"
+      f" one with them in {path!r}; choose another run"
     )
   if policy.spec.game != game:
     raise types.ConfigError(
@@ -85,6 +84,6 @@ def _check(policy: policies.Policy, game: games.Game, path: str) -> None:
     )
   if policy.has_memory:
     raise types.ConfigError(
-      "expected an opponent without a memory, which sees only the position,"
-      f" found one with a memory in {path!r}; choose another run"
+      "expected an opponent without a memory, found one with a memory in"
+      f" {path!r}; choose another run"
     )

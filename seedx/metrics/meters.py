@@ -139,8 +139,8 @@ class Latest:
     """
     if np.isnan(values).any():
       raise ValueError(
-        "expected numbers of finished episodes, found NaN, which marks a row"
-        " where no episode ended; pass values[~np.isnan(values)]"
+        "expected numbers of finished episodes, found NaN; pass"
+        " values[~np.isnan(values)]"
       )
     with self._lock:
       self._latest.extend(np.ravel(values).tolist())

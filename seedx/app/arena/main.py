@@ -25,7 +25,6 @@ from seedx.app.runs import foreign_code
 from seedx.app.settings import opponents
 
 _NETWORK = ":network"
-_NONE = ("none",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +184,7 @@ def _report(number: int, total: int, names: str, score: float) -> None:
 
 
 def _others(options: Options, has_perfect: bool) -> tuple[str, ...]:
-  if options.against == _NONE:
+  if options.against == ("none",):
     return ()
   standard = ("random", "search", *("perfect",) * has_perfect)
   return options.against or standard

@@ -155,7 +155,12 @@ def _children_seconds() -> float:
 
 
 def _table(names: Sequence[str], runs: Sequence[trials.Result]) -> str:
-  logged = {name: None for run in runs for name in run.last if _is_logged(name)}
+  logged = {
+    name: None
+    for run in runs
+    for name in run.last
+    if name.startswith(metrics.OF_INFO)
+  }
   columns: list[_Column] = [
     _COLUMNS[0],
     *((x, functools.partial(_last, name=x), 3) for x in logged),
@@ -174,19 +179,13 @@ def _table(names: Sequence[str], runs: Sequence[trials.Result]) -> str:
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _is_logged(name: str) -> bool:
-  return name.startswith(metrics.OF_INFO)
-
-
 def _last(run: trials.Result, name: str) -> float | None:
   return run.last.get(name)
 
 
 def _bytes_per_step(run: trials.Result) -> float | None:
   wire_bytes = run.last.get("wire_bytes")
-  if wire_bytes is None:
-    return None
-  return wire_bytes / max(1, run.steps)
+  return None if wire_bytes is None else wire_bytes / max(1, run.steps)
 
 
 def _rate(run: trials.Result) -> float | None:

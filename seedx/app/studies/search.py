@@ -289,8 +289,7 @@ def optuna() -> Any:
     library: Any = importlib.import_module("optuna")
   except ImportError as error:
     raise types.ConfigError(
-      "expected Optuna, which chooses and compares trials, found none"
-      f' ({error}); pip install "seedx[sweep]"'
+      f'expected Optuna, found none ({error}); pip install "seedx[sweep]"'
     ) from error
   library.logging.set_verbosity(library.logging.ERROR)
   return library

@@ -261,22 +261,23 @@ def _search(
       drawn.append(_trials(options, words, k, x))
       yield from drawn[-1]
 
-  total = options.seeds * len(draws)
-  _print(f"{total} trials of {words[0]} on {env} | {run_dir}")
   failed: dict[str, str] = {}
+
+  def point(k: int) -> _Point:
+    return _Point(f"{k:03d}", values[k], _results(drawn[k], run_dir, failed))
+
+  total = options.seeds * len(draws)
+  started = f"{total} trials of {words[0]} on {env} | {run_dir}"
+  print(started, file=sys.stderr, flush=True)
   ended: set[str] = set()
   for trial, failure in places.train(planned(), ends, total):
     failed |= {trial.name: failure} if failure else {}
     ended.add(trial.name)
     k = next(k for k, group in enumerate(drawn) if trial in group)
     if all(x.name in ended for x in drawn[k]):
-      point = _Point(f"{k:03d}", values[k], _results(drawn[k], run_dir, failed))
-      succeeded, last, _ = point.rank(score)
+      succeeded, last, _ = point(k).rank(score)
       draws.receive(k, last if succeeded else None)
-  points = [
-    _Point(f"{k:03d}", x, _results(group, run_dir, failed))
-    for k, (x, group) in enumerate(zip(values, drawn, strict=True))
-  ]
+  points = map(point, range(len(drawn)))
   ranked = sorted(points, key=lambda x: x.rank(score), reverse=True)
   table = _table(ranked, options.total_steps, score)
   files.write_file(run_dir / "sweep.md", table + "\n")
@@ -324,8 +325,7 @@ def _compare_best(
     lines[label] = [x.lines for x in results if x.lines and not x.error]
     sentences += [
       f"{label}: mean {_title(score)} {_mean(lines[label], score)} with seeds"
-      f" {first} to"
-      f" {seeds[-1]}",
+      f" {first} to {seeds[-1]}",
       *(f"{label}: {x.trial.name} {x.error}" for x in results if x.error),
     ]
   text = "\n".join(sentences)
@@ -336,10 +336,6 @@ def _compare_best(
   return 1 if failed else 0
 
 
-def _print(line: str) -> None:
-  print(line, file=sys.stderr, flush=True)
-
-
 class _Point(NamedTuple):
   """Drawn values of the settings, and the results of their seeds."""
 
@@ -348,9 +344,14 @@ class _Point(NamedTuple):
   results: Sequence[trials.Result]
 
   def rank(self, score: str) -> tuple[bool, float, float]:
-    ranks = [_rank(x, score) for x in self.results]
-    last, mean = np.mean([x[1:] for x in ranks], axis=0).tolist()
-    return all(x[0] for x in ranks), last, mean
+    """Ranks success above failure, then by last score, then by mean score."""
+    scores = [
+      [x[score] for x in result.lines if x.get(score) is not None] or [-np.inf]
+      for result in self.results
+    ]
+    last = float(np.mean([x[-1] for x in scores]))
+    mean = float(np.mean([np.mean(x) for x in scores]))
+    return not any(x.error for x in self.results), last, mean
 
 
 def _trials(
@@ -414,14 +415,6 @@ def _title(score: str) -> str:
 
 def _text(value: float, score: str) -> str:
   return f"{value:.1f}" if score == _RETURN else f"{value:.3g}"
-
-
-def _rank(result: trials.Result, score: str) -> tuple[bool, float, float]:
-  """Ranks success above failure, then by last score, then by mean score."""
-  scores = [x[score] for x in result.lines if x.get(score) is not None]
-  if not scores:
-    return not result.error, -np.inf, -np.inf
-  return not result.error, scores[-1], float(np.mean(scores))
 
 
 def _table(ranked: Sequence[_Point], total_steps: int, score: str) -> str:
