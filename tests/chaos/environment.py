@@ -7,7 +7,6 @@ are consecutive and from one environment. Each episode returns `RETURN`.
 
 import os
 import time
-from typing import NoReturn
 
 import dm_env
 import numpy as np
@@ -87,7 +86,7 @@ class Environment(dm_env.Environment):
     if fault == 0:
       raise RuntimeError(FAULTS[0])
     if fault == 1:
-      _exit()
+      os._exit(1)
     if fault == 2:
       time.sleep(_HANG_SECONDS)
     observation = self._observation()
@@ -98,7 +97,3 @@ class Environment(dm_env.Environment):
 def make(seed: int, mean_steps_to_fault: float = 0.0) -> Environment:
   """Makes an `Environment`."""
   return Environment(seed, mean_steps_to_fault)
-
-
-def _exit() -> NoReturn:
-  os._exit(1)

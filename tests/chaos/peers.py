@@ -26,16 +26,11 @@ from seedx.wire import calls
 _TIMEOUT_SECONDS = 20.0
 _IDLE_SECONDS = 1.0
 # Statuses with which a call may end, according to `seedx.wire`.
-_CLEAN = frozenset(
-  code
-  for code in grpc.StatusCode
-  if code
-  not in (
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-  )
-)
+_CLEAN = {*grpc.StatusCode} - {
+  grpc.StatusCode.INTERNAL,
+  grpc.StatusCode.UNKNOWN,
+  grpc.StatusCode.DEADLINE_EXCEEDED,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -365,10 +365,7 @@ class Trial:
     others = self._learner.children(recursive=True)
     self._learner.kill()
     self._learner.wait()
-    _, left = psutil.wait_procs(others, timeout=_END_SECONDS / 4)
-    for process in left:
-      self._violate(f"left behind by a killed learner: {_words(process)}")
-      process.kill()
+    self._end_all(others, " by a killed learner")
     self._note("learner", LEARNER)
     self._start()
 
@@ -390,13 +387,9 @@ class Trial:
     self._wait_for_start()
     self._note("hang", "all environments")
     stopped = self._environments()
-    for process in stopped:
-      with contextlib.suppress(psutil.NoSuchProcess):
-        process.suspend()
+    _signal_all(stopped, signal.SIGSTOP)
     reported = self._reports(_HANGS, _STILL_SECONDS)
-    for process in stopped:
-      with contextlib.suppress(psutil.NoSuchProcess):
-        process.resume()
+    _signal_all(stopped, signal.SIGCONT)
     if not reported:
       self._violate("no report of environments that stood still")
     self._moved_seconds = self._now()
@@ -418,10 +411,7 @@ class Trial:
       self._learner.kill()
     if status != 128 + signal.SIGINT:
       self._violate(f"a run whose update hung ended with status {status}")
-    _, left = psutil.wait_procs(others, timeout=_END_SECONDS / 4)
-    for process in left:
-      self._violate(f"left behind by a learner that hung: {_words(process)}")
-      process.kill()
+    self._end_all(others, " by a learner that hung")
     newest = self._newest_checkpoint()
     line = _newest_line(self._metrics, self._old_bytes)
     if line is not None and newest != line["env_steps"]:
@@ -464,7 +454,8 @@ class Trial:
     first = None
     while self._now() < self._moved_seconds + _HANG_SECONDS:
       line = _newest_line(self._metrics, self._old_bytes)
-      if line is not None and self._newest_start() == self._starts:
+      has_metrics = self.samples and self.samples[-1].start == self._starts
+      if line is not None and has_metrics:
         first = line["learner_steps"] if first is None else first
         if line["learner_steps"] != first:
           return
@@ -480,15 +471,10 @@ class Trial:
           return True
     return False
 
-  def _newest_start(self) -> int:
-    """Returns the number of the newest start that has metrics."""
-    return self.samples[-1].start if self.samples else 0
-
   def _attack(self) -> None:
     methods = peers.methods(self._config)
-    shards = []
-    if isinstance(self._config, gorila.Config):
-      shards = peers.shards(self._config)
+    is_gorila = isinstance(self._config, gorila.Config)
+    shards = peers.shards(self._config) if is_gorila else []
     while not self._over.wait(1.0 / self._plan.streams_per_second):
       addresses = self._server_addresses() if shards else []
       k = self._rng.randrange(1 + len(addresses))
@@ -556,18 +542,20 @@ class Trial:
       status = self._wait_for(self._joiner, "a process that had joined")
       if status not in (None, *_LEFT):
         self._violate(f"a process that had joined ended with {status}")
-    # A process of environments notices its parent's end only after it has
-    # imported its modules.
-    _, left_behind = psutil.wait_procs(
-      _marked(self._environment[_MARK]), timeout=_END_SECONDS / 4
-    )
-    for process in left_behind:
-      self._violate(f"left behind: {_words(process)}")
-      process.kill()
+    self._end_all(_marked(self._environment[_MARK]))
     if left := sorted(self._sockets.rglob("*")):
       self._violate(f"left behind: {', '.join(path.name for path in left)}")
     if self._address and _listens(self._address):
       self._violate(f"left behind: a server at {self._address}")
+
+  def _end_all(self, processes: Sequence[psutil.Process], by: str = "") -> None:
+    """Reports the processes that do not end, and kills them."""
+    # A process of environments notices its parent's end only after it has
+    # imported its modules.
+    _, left = psutil.wait_procs(processes, timeout=_END_SECONDS / 4)
+    for process in left:
+      self._violate(f"left behind{by}: {_words(process)}")
+      process.kill()
 
   def _wait_for(self, process: psutil.Popen, name: str) -> int | None:
     try:
@@ -714,6 +702,14 @@ def _marked(mark: str) -> list[psutil.Process]:
       if process.environ().get(_MARK) == mark:
         processes.append(process)
   return processes
+
+
+def _signal_all(
+  processes: Sequence[psutil.Process], number: signal.Signals
+) -> None:
+  for process in processes:
+    with contextlib.suppress(psutil.NoSuchProcess):
+      process.send_signal(number)
 
 
 def _children(process: Any) -> list[psutil.Process]:
