@@ -109,25 +109,6 @@ def spy_on_make(monkeypatch):
   return made
 
 
-def test_cut_episodes_count_with_their_return_so_far():
-  whole = [by_hand(0.2, 20 + k, 1)[0] for k in range(6)]
-  limit = int(np.median(whole))
-  assert min(whole) < limit < max(whole)
-  cutting = player(num_envs=6, num_episodes=6, max_episode_steps=limit)
-  played = cutting.play(np.float32(0.2), seed=20)
-  expected = [min(total, limit) for total in whole]
-  assert sorted(played.returns.tolist()) == sorted(expected)
-  assert played.cut == sum(total > limit for total in whole) > 0
-
-
-def test_the_rest_of_a_cut_episode_is_not_an_episode():
-  """New environments play the missing episodes."""
-  cutting = player(num_envs=1, num_episodes=4, max_episode_steps=5)
-  played = cutting.play(np.float32(0.2), seed=20)
-  assert played.returns.tolist() == [5.0] * 4
-  assert played.cut == 4
-
-
 def test_entries_of_info_are_those_of_the_whole_episodes():
   env = dataclasses.replace(CARTPOLE, log_info=("elapsed_step",))
   limit = int(np.median([by_hand(0.2, 20 + k, 1)[0] for k in range(6)]))
@@ -256,37 +237,21 @@ class Scripted:
     pass
 
 
-def script(monkeypatch, *made):
-  """Makes `envs.make` return these in turn; returns an iterator of the rest."""
-  left = iter(made)
+def test_new_environments_play_the_episodes_missing_after_a_cut(monkeypatch):
+  """The rest of the cut episode ends meanwhile, but does not count."""
+  made = iter([Scripted([6, 9, 9], [3, 3, 9]), Scripted([2])])
 
   def make(env, num_envs, *, seed):
-    scripted = next(left)
+    scripted = next(made)
     assert num_envs == scripted.num_envs
     return scripted
 
   monkeypatch.setattr(envs, "make", make)
-  return left
-
-
-@pytest.mark.parametrize("per_row", [False, True])
-def test_new_environments_play_the_episodes_missing_after_a_cut(
-  monkeypatch, per_row
-):
-  """The rest of the cut episode ends meanwhile, but does not count."""
-  scripted = [Scripted([6, 9, 9], [3, 3, 9])]
-  ones = [1] * 4
-  if per_row:
-    scripted += [Scripted([2, *ones], [2, *ones])]
-  else:
-    scripted += [Scripted([2])]
-  left = script(monkeypatch, *scripted)
-  options = {"num_envs": 2, "num_episodes": 4, "max_episode_steps": 4}
-  acting = np.zeros(2, np.float32) if per_row else np.float32(0)
-  played = player(per_row=per_row, **options).play(acting, seed=0)
+  cutting = player(num_envs=2, num_episodes=4, max_episode_steps=4)
+  played = cutting.play(np.float32(0), seed=0)
   assert played.returns.tolist() == [3, 4, 3, 2]
   assert played.row.tolist() == [1, 0, 1, 0]
-  assert played.cut == 1 and next(left, None) is None
+  assert played.cut == 1 and next(made, None) is None
 
 
 def test_actions_are_greedy_or_sampled():

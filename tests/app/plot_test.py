@@ -486,12 +486,6 @@ def test_an_interval_over_environments_resamples_within_each_environment():
   assert 0.1 < alike[0] < 0.5 < alike[1] < 0.9
 
 
-def test_a_run_that_is_given_twice_counts_once(tmp_path, drawn):
-  word = make_run(tmp_path / "a")
-  plotted(tmp_path, [word, f"{word}/../a"])
-  assert not drawn[0].axes[0].collections
-
-
 # The program
 
 
@@ -644,7 +638,7 @@ def test_the_runs_of_a_sweep_are_plotted_by_its_directory(tmp_path, capfd):
   (study / "linked").symlink_to(study / "trials")
   output = ["--output", str(tmp_path / "plot.svg")]
   # The last run is given twice.
-  assert plot.main([str(study), run, *output]) == 0
+  assert plot.main([str(study), f"{run}/../001", *output]) == 0
   assert "plotted 3 run(s)" in capfd.readouterr().out
   with pytest.raises(SystemExit):
     plot.main([str(tmp_path), "nowhere", *output])

@@ -92,18 +92,20 @@ def test_values_become_options_of_a_command_line():
 
 
 @pytest.mark.slow
-def test_a_trial_on_ray_reports_each_line_and_its_end(tmp_path):
+def test_a_trial_has_its_own_directory_options_seed_and_lines(tmp_path):
   """Calls the trial as the cluster does, but without a cluster."""
   words = "a2c --env CartPole-v1 --hidden-sizes 8 --num-envs 4 --log-seconds 0"
-  words = [*words.split(), "--total-steps", "400"]
-  trial = trials.Trial("trials/000", words, seed=3)
+  words += " --total-steps 400 --learning-rate 0.0123"
+  trial = trials.Trial("trials/000", words.split(), seed=3)
   remote = ray_tasks._Remote(trial, tmp_path, 0.0)
   lines = [*iter(remote.next_line, None)]
   assert remote.end() == ""
   steps = [x["env_steps"] for x in lines]
   assert steps == sorted(steps) and steps[-1] >= 400 and len(steps) > 2
-  last = metrics.read_lines(tmp_path / "trials/000/metrics.jsonl")[-1]
-  assert last == lines[-1]
+  folder = tmp_path / "trials" / "000"
+  assert lines == metrics.read_lines(folder / "metrics.jsonl")
+  options = json.loads((folder / "config.json").read_text())["options"]
+  assert options["learning_rate"] == 0.0123 and options["seed"] == 3
 
 
 class FakePool:

@@ -1,6 +1,5 @@
 """Tests of trials: their processes, directories and errors."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import threading
 
 import pytest
 
-from seedx import metrics, types
+from seedx import types
 from seedx.app.studies import trials
 from tests import programs, running
 
@@ -23,21 +22,6 @@ WORDS = (
 def trial(steps=400, *words, **changes):
   words = [*WORDS.split(), str(steps), *words]
   return trials.Trial("some/a", words, **changes)
-
-
-@pytest.mark.slow
-def test_a_trial_has_its_own_directory_options_and_seed(tmp_path):
-  own_trial = trial(400, "--learning-rate", "0.0123", seed=3)
-  run = trials.Running(own_trial, tmp_path)
-  lines = list(run.lines(threading.Event()))
-  run.end()
-  assert run.error() == ""
-  folder = tmp_path / "some" / "a"
-  assert lines == metrics.read_lines(folder / "metrics.jsonl")
-  assert trials.Result.read(own_trial, tmp_path).last["env_steps"] >= 400
-  config = json.loads((folder / "config.json").read_text())
-  assert config["options"]["learning_rate"] == 0.0123
-  assert config["options"]["seed"] == 3
 
 
 @pytest.mark.slow
