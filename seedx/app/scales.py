@@ -22,13 +22,10 @@ class Check:
   def __init__(
     self, agent: Any, env: envs.Config, acted: counters.ActingCounts
   ) -> None:
-    """Stores what the returns are compared with.
+    """Compares returns with the limits of an agent's config.
 
-    Args:
-      agent: config of the agent.
-      env: the environment. Small returns are not reported for those that the
-        defaults were measured on.
-      acted: see the class.
+    Small returns are not reported for environments that the defaults were
+    measured on.
     """
     self.acted, self._agent = acted, agent
     self._is_known = bool(envs.games(env))

@@ -89,12 +89,7 @@ def load(
 def of_run(
   name: str, policy: policies.Policy, without_search: bool = False
 ) -> Player:
-  """Returns a player of a run's greedy moves.
-
-  Args:
-    name: name in tables.
-    policy: policy of the run.
-    without_search: whether an agent that searches plays by its network alone.
+  """Returns a player of a run's greedy moves, or of its network's alone.
 
   Raises:
     types.ConfigError: the run was not trained on a game, or has no such moves.

@@ -176,12 +176,7 @@ class Pool:
 def check_resumed(
   run_dir: str | os.PathLike[str], options: Any, may_differ: Collection[str]
 ) -> None:
-  """Checks the options of a study that is resumed.
-
-  Args:
-    run_dir: directory of the study.
-    options: options of the program now.
-    may_differ: names of options that may have had other values.
+  """Checks that only options in `may_differ` changed before a study resumes.
 
   Raises:
     types.ConfigError: there is no study, or its options differ.
