@@ -439,29 +439,22 @@ def test_rows_come_at_most_every_10_seconds_and_the_last_at_close():
 
 
 @pytest.mark.parametrize(
-  ("rate", "left"),
+  ("rate", "before", "left"),
   [
-    (100_000.0, "1m15s"),
-    (1_000.0, "2h05m"),
-    (50.0, "1d17h"),
-    (1e-6, "years"),
-    (0.0, "-"),
+    (100_000.0, {}, "1m15s"),
+    (1_000.0, {}, "2h05m"),
+    (50.0, {}, "1d17h"),
+    (1e-6, {}, "years"),
+    (0.0, {}, "-"),
+    (100_000.0, {"compile_seconds": 3.75}, "56s"),
+    (100_000.0, {"compile_seconds": 3.2}, "-"),
   ],
 )
-def test_the_time_left_is_shown_in_at_most_two_units(rate, left):
+def test_the_time_left_has_at_most_two_units_and_counts_no_compilation(
+  rate, before, left
+):
   sink, stream, clock = console()
-  sink.write(line_before(rate))
-  clock.sleep(10.0)
-  sink.write(LINE)
-  assert rows(stream)[-1][5] == left
-
-
-@pytest.mark.parametrize(
-  ("compile_seconds", "left"), [(4.0, "1m15s"), (3.75, "56s"), (3.2, "-")]
-)
-def test_the_time_left_counts_no_compilation(compile_seconds, left):
-  sink, stream, clock = console()
-  sink.write(line_before(100_000, compile_seconds=compile_seconds))
+  sink.write(line_before(rate, **before))
   clock.sleep(10.0)
   sink.write(LINE)
   assert rows(stream)[-1][5] == left

@@ -441,7 +441,6 @@ _SMALL = ["--hidden-sizes=8", "--num-envs=4", "--unroll-length=5"]
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-  """Returns the directory of a finished run with evaluations."""
   path = tmp_path_factory.mktemp("runs") / "run"
   words = "--total-steps 2000 --evaluate-every-steps 200"
   words += " --evaluate-episodes 3 --checkpoint-every-seconds 0.02"

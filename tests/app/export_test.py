@@ -269,7 +269,6 @@ def test_an_agent_without_a_greedy_step_is_refused():
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-  """Returns the directory of a finished run of A2C."""
   path = tmp_path_factory.mktemp("runs") / "run"
   words = "--num-envs 4 --unroll-length 8 --hidden-sizes 8 --total-steps 64"
   words = [*words.split(), "--run-dir", str(path)]

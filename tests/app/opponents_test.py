@@ -55,7 +55,6 @@ def save(folder, agent, env=AGAINST_RANDOM, env_steps=(7,), **options):
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-  """Returns the directory of a run of PPO with two checkpoints."""
   folder = tmp_path_factory.mktemp("runs") / "ppo"
   return save(folder, ppo.Config(**SMALL), env_steps=(7, 8))
 
@@ -71,14 +70,12 @@ def positions():
 
 
 def moves(play, states, seeds=None):
-  """Returns an opponent's moves in positions, `[B]`."""
   keys = jax.random.split(jax.random.key(0), len(states))
   seeds = jnp.arange(len(states), dtype=jnp.uint32) if seeds is None else seeds
   return np.asarray(jax.jit(jax.vmap(play))(keys, seeds, states))
 
 
 def greedy(policy, states):
-  """Returns a policy's moves in positions, `[B]`."""
   timestep = acting_step.zero_inputs(policy.spec, len(states)).timestep
   timestep = timestep._replace(observation=jax.vmap(GAME.observe)(states))
   state = policy.initial_state(len(states))

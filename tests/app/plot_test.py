@@ -91,20 +91,6 @@ def test_the_mean_begins_with_the_first_curve_and_keeps_last_values():
   np.testing.assert_allclose(high, [np.nan, 4, 15, 30, 30, 30])
 
 
-def test_the_interval_of_normal_returns_is_close_to_theory():
-  # Stigler 1973: for large n, the mean of the values between the quartiles has
-  # the variance of values clipped to the quartiles, divided by n / 4. For
-  # normal values, this is 1.1957 / n.
-  rng = np.random.default_rng(1)
-  count = 400
-  curves = [constant_curve(value) for value in rng.normal(50.0, 10.0, count)]
-  mean, low, high = statistics.iqm(curves, np.array([5.0]))
-  half = 1.96 * 10.0 * np.sqrt(1.1957 / count)
-  assert abs(mean[0] - 50.0) < 1.5 * half
-  np.testing.assert_allclose(high - mean, half, rtol=0.15)
-  np.testing.assert_allclose(mean - low, half, rtol=0.15)
-
-
 def test_a_curve_leaves_out_lines_before_the_first_episode():
   lines = lines_of([10, 20, 30], [None, 2.0, 3.0])
   assert plot.curve(lines, "env_steps").tolist() == [[20, 2], [30, 3]]

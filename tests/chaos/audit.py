@@ -169,7 +169,6 @@ def _kind(name: str, base_kind: Any) -> Any:
     axis_name: str | None = None,
     horizon: base.Horizon | None = None,
   ) -> base.Agent:
-    """See `base.Config`."""
     agent = base_kind.make(self, _without_origin(spec), axis_name, horizon)
     return audited(agent)
 

@@ -43,7 +43,6 @@ class Environment(dm_env.Environment):
     self._paid = 0.0
 
   def reset(self) -> dm_env.TimeStep:
-    """Starts an episode."""
     self._left = int(self._rng.integers(1, _MAXIMUM_STEPS))
     self._paid = 0.0
     return dm_env.restart(self._observation())
@@ -71,7 +70,6 @@ class Environment(dm_env.Environment):
     }
 
   def action_spec(self) -> dm_env.specs.DiscreteArray:
-    """Returns the spec of actions, which change the reward a little."""
     return dm_env.specs.DiscreteArray(_ACTIONS)
 
   def _observation(self) -> dict[str, np.ndarray]:
@@ -95,5 +93,4 @@ class Environment(dm_env.Environment):
 
 
 def make(seed: int, mean_steps_to_fault: float = 0.0) -> Environment:
-  """Makes an `Environment`."""
   return Environment(seed, mean_steps_to_fault)

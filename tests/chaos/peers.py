@@ -43,7 +43,6 @@ class Method:
 
 
 def methods(config: Any) -> list[Method]:
-  """Returns the methods of a pipeline's learner."""
   join = Method(joining.JOIN, wire.NOTHING, dataclasses.asdict(joining.Hello()))
   if isinstance(config, seed.Config):
     rows = config.actors.envs_per_actor
@@ -64,7 +63,6 @@ def methods(config: Any) -> list[Method]:
 
 
 def shards(config: gorila.Config) -> list[list[Method]]:
-  """Returns the methods of each parameter server."""
   agent = _agent(config)
   parts = parameter_server.parts(
     parameter_server.num_params(agent), config.num_servers

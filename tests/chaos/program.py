@@ -22,7 +22,6 @@ ENV = "tests.chaos.environment:make"
 
 
 def config(name: str) -> Any:
-  """Returns the config of an experiment with the audited agent."""
   original = experiments.load(name).config
   return dataclasses.replace(
     original,
@@ -32,7 +31,6 @@ def config(name: str) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the experiment that the first word names."""
   name, *words = sys.argv[1:] if argv is None else argv
   _hang_at_signal()
   return programs.main(app.Experiment(config(name)), words)

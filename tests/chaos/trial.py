@@ -167,7 +167,6 @@ class Trial:
 
   @property
   def statuses(self) -> dict[str, int]:
-    """Number of hostile streams by the status with which they ended."""
     return dict(self._peers.statuses)
 
   def run(self) -> None:

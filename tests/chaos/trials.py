@@ -81,7 +81,6 @@ class Options:
   output: str = ""
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError if an option is out of range."""
     types.check_settings(self)
     for name in self.pipelines:
       if name not in PIPELINES:
@@ -124,7 +123,6 @@ def plan(pipeline: str, minutes: float, seed: int) -> trial.Plan:
 
 
 def run(options: Options) -> int:
-  """Runs the trials; returns 1 if there are violations."""
   summaries = {}
   for number, pipeline in enumerate(options.pipelines):
     trial_plan = plan(pipeline, options.minutes, options.seed + number)

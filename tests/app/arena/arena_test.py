@@ -39,7 +39,6 @@ def plant(path, agent, env="seedx:TicTacToe", **options):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-  """Returns the directories of runs by name."""
   folder = tmp_path_factory.mktemp("runs")
   small = ppo.Config(hidden_sizes=(8,))
   return {
