@@ -30,6 +30,7 @@ SEARCH = "learning_rate=log:1e-4..1e-2,entropy_cost=0.001|0.01"
     (["nothing", "--search", SEARCH], "expected one of a2c"),
     (["ppo"], "found none"),
     (["ppo", "--search", "seed=1|2"], "found seed"),
+    (["ppo", "--search", "total_steps=1|2"], "found total_steps"),
     (["ppo", "--search", SEARCH, "--method", "grid"], "A|B with method grid"),
     (["ppo", "--search", SEARCH, "--trials", "0"], "expected --trials"),
     (["ppo", "--search", "discount=0.5|1.5"], "expected --discount"),
