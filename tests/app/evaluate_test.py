@@ -583,6 +583,7 @@ def test_a_run_that_still_trains_can_be_evaluated(tmp_path, capfd):
     ("{run} --episodes 0", "expected --episodes from 1"),
     ("{run} --log-info elapsed", "Did you mean elapsed_step"),
     ("{run} --env Acrobot-v1", "whose observation is float32 [4], as in"),
+    ("{run} --env-options no=1", "unknown option 'no'"),
     ("{run} --video {tmp}/play.avi", "that ends in .gif or .mp4"),
     ("{run} --video {tmp}/nowhere/play.gif", "a directory that exists"),
   ],

@@ -126,6 +126,7 @@ def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
     (["--seeds", "0"], "--seeds from 1"),
     (["--experiments", ""], "found none"),
     (["--experiments", f"{A2C} --epochs 3"], "unrecognized arguments"),
+    (["--experiments", "a2c", "--env", "nope"], "no environment 'nope'"),
   ],
 )
 def test_a_wrong_option_exits_with_2_and_makes_no_directory(
