@@ -152,11 +152,9 @@ class DrawList:
   examples: Sequence[Mapping[str, str]]
 
   def __len__(self) -> int:
-    """See `Draws`."""
     return len(self.examples)
 
   def __iter__(self) -> Iterator[Mapping[str, str]]:
-    """See `Draws`."""
     return iter(self.examples)
 
   def receive(self, draw: int, score: float | None) -> None:
@@ -209,7 +207,6 @@ class TpeDraws:
     self._trials: list[Any] = []
 
   def __len__(self) -> int:
-    """See `Draws`."""
     return self._count
 
   @property
@@ -222,7 +219,6 @@ class TpeDraws:
     ]
 
   def __iter__(self) -> Iterator[Mapping[str, str]]:
-    """See `Draws`."""
     for _ in range(self._count):
       trial = self._study.ask(self._distributions)
       self._trials.append(trial)
