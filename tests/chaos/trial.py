@@ -219,9 +219,8 @@ class Trial:
   def _first_step(self) -> float:
     """Waits for the first env step, and returns its time."""
     while self._now() < _HANG_SECONDS:
-      for sample in self.samples[-1:]:
-        if sample.env_steps > 0:
-          return sample.seconds
+      if self.samples and self.samples[-1].env_steps > 0:
+        return self.samples[-1].seconds
       time.sleep(_SAMPLE_SECONDS)
     self._violate(f"no step in the first {_HANG_SECONDS:g} s")
     return self._now()
@@ -229,11 +228,12 @@ class Trial:
   def _wait_until(self, seconds: float) -> None:
     """Waits until a time; meanwhile restarts processes that have ended."""
     while self._now() < seconds:
-      assert self._learner is not None
       status = self._learner.poll()
       if status is not None:
         self._resume(status)
-      self._look_for_hang()
+      if self._now() - self._moved_seconds > _HANG_SECONDS:
+        self._violate(f"no step for {_HANG_SECONDS:g} s at {self._now():.0f} s")
+        self._moved_seconds = self._now()
       if self._joiner is not None and self._joiner.poll() is not None:
         self._join()
       time.sleep(_SAMPLE_SECONDS)
@@ -252,13 +252,10 @@ class Trial:
     self._start()
 
   def _start(self) -> None:
-    resumes = (self._run_dir / "checkpoints").exists() and any(
-      (self._run_dir / "checkpoints").iterdir()
-    )
+    resumes = any(self._run_dir.glob("checkpoints/*"))
     if not resumes:
       # The run may have been killed before its first checkpoint.
-      with contextlib.suppress(FileNotFoundError):
-        (self._run_dir / "config.json").unlink()
+      (self._run_dir / "config.json").unlink(missing_ok=True)
     words = ["--resume" if resumes else "--run-dir", str(self._run_dir)]
     if self._address:
       words += ["--address", self._address]
@@ -266,12 +263,8 @@ class Trial:
     self._moved_seconds = self._now()
     if self._metrics.exists():
       self._old_bytes = self._metrics.stat().st_size
-    self._learner = self._popen(
-      "tests.chaos.program",
-      self._plan.experiment,
-      *words,
-      *self._plan.options,
-    )
+    words = [self._plan.experiment, *words, *self._plan.options]
+    self._learner = self._popen("tests.chaos.program", *words)
     self._note("start", "resumed" if resumes else "new")
     if self._serves and self._joiner is None:
       self._join()
@@ -360,7 +353,6 @@ class Trial:
       self._note(kind, LEARNER if target is self._learner else words)
 
   def _kill_learner(self) -> None:
-    assert self._learner is not None
     others = self._learner.children(recursive=True)
     self._learner.kill()
     self._learner.wait()
@@ -370,7 +362,6 @@ class Trial:
 
   def _fill_disk(self) -> None:
     """Lets the learner's writes fail for some seconds, as on a full disk."""
-    assert self._learner is not None
     self._wait_for_start()  # A run cannot start on a full disk.
     self._note("disk", "full")
     pid = self._learner.pid
@@ -395,7 +386,6 @@ class Trial:
 
   def _hang_update(self) -> None:
     """Makes an update hang; Ctrl-C must still save and end the run."""
-    assert self._learner is not None
     self._wait_for_start()
     self._note("hang", "an update")
     others = self._learner.children(recursive=True)
@@ -497,7 +487,9 @@ class Trial:
       line = _newest_line(self._metrics, self._old_bytes)
       if line is None or learner is None:
         continue
-      self._check_line(line)
+      value = line["episode_return"]
+      if value not in (None, environment.RETURN):
+        self._violate(f"expected a return of 10, found {value}")
       env_steps = int(line["env_steps"])
       if not self.samples or env_steps != self.samples[-1].env_steps:
         self._moved_seconds = self._now()
@@ -512,16 +504,6 @@ class Trial:
             learner.num_fds(),
           )
         )
-
-  def _check_line(self, line: dict[str, Any]) -> None:
-    value = line["episode_return"]
-    if value not in (None, environment.RETURN):
-      self._violate(f"expected a return of 10, found {value}")
-
-  def _look_for_hang(self) -> None:
-    if self._now() - self._moved_seconds > _HANG_SECONDS:
-      self._violate(f"no step for {_HANG_SECONDS:g} s at {self._now():.0f} s")
-      self._moved_seconds = self._now()
 
   def _end(self) -> None:
     """Ends the run as a cluster does, and checks that nothing is left."""
