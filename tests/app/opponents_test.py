@@ -82,18 +82,9 @@ def greedy(policy, states):
   return np.asarray(jax.jit(policy.act)(timestep, state)[0])
 
 
-@pytest.mark.parametrize(
-  ("agent", "env"),
-  [
-    (ppo.Config(**SMALL), AGAINST_RANDOM),
-    (alphazero.Config(**SMALL, num_simulations=2), TIC_TAC_TOE),
-  ],
-  ids=["ppo", "alphazero"],
-)
-def test_an_opponent_plays_the_greedy_policy_of_a_run(
-  agent, env, tmp_path, positions
-):
-  folder = save(tmp_path / "run", agent, env)
+def test_an_opponent_plays_the_greedy_policy_of_a_search(tmp_path, positions):
+  agent = alphazero.Config(**SMALL, num_simulations=2)
+  folder = save(tmp_path / "run", agent, TIC_TAC_TOE)
   actual = moves(opponent.run(GAME, str(folder)), positions)
   np.testing.assert_array_equal(actual, greedy(app.load(folder), positions))
   assert np.asarray(jax.vmap(GAME.legal)(positions))[range(6), actual].all()

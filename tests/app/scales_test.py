@@ -53,17 +53,18 @@ def test_a_chain_is_learned_with_rewards_of_every_size(
   assert greedy(tmp_path / "run") == [1] * (chain.LENGTH - 1)
 
 
-def test_a_run_reports_small_returns_once_and_a_remedy(tmp_path, capfd):
+def test_a_run_states_its_scale_and_reports_small_returns_once(tmp_path, capfd):
   words = f"--env {CHAIN} --env-options reward=0.01 --hidden-sizes 8"
-  words += " --num-envs 8 --total-steps 4000 --log-seconds 0 --run-dir"
-  assert programs.main(a2c_experiment, [*words.split(), str(tmp_path)]) == 0
-  err = capfd.readouterr().err
-  assert "in the loss" not in err  # The scale is 1.
-  lines = [x for x in err.splitlines() if "returns" in x]
-  assert lines == [
-    "returns reach only 0.01 with --reward-scale 1, which is little to learn"
+  words += " --reward-scale 0.5 --num-envs 8 --total-steps 4000"
+  words += f" --log-seconds 0 --run-dir {tmp_path}"
+  assert programs.main(a2c_experiment, words.split()) == 0
+  lines = capfd.readouterr().err.splitlines()
+  assert "rewards: times 0.5 in the loss (--reward-scale)" in lines
+  assert [x for x in lines if "returns" in x] == [
+    "returns reach only 0.005 with --reward-scale 0.5, which is little to learn"
     " from; use --reward-scale 100"
   ]
+  assert scales.scaled(ppo.Config()) == ""
 
 
 def acted(returns, lengths):
@@ -157,11 +158,3 @@ def test_discounted_returns_are_at_least_as_large_as_reported():
       returns.append(total)
     largest = max(returns) if reached > 0 else -min(returns)
     assert largest >= abs(reached) * 0.99
-
-
-def test_a_run_of_a_script_states_its_scale(tmp_path, capfd):
-  words = "--reward-scale 0.5 --hidden-sizes 8 --num-envs 4 --total-steps 99"
-  arguments = [*words.split(), "--run-dir", str(tmp_path)]
-  assert programs.main(a2c_experiment, arguments) == 0
-  lines = capfd.readouterr().err.splitlines()
-  assert "rewards: times 0.5 in the loss (--reward-scale)" in lines
