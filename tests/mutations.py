@@ -112,6 +112,80 @@ long-messages-accepted wire/array_layout.py wire/wire
 damage-unnoticed checkpoint.py checkpoint
 - zlib.crc32(part.data) != column.checksum
 + False
+slots-leased-twice acting/leases.py acting/sessions
+- free[:count], free[count:]
++ free[:count], free
+returns-with-rewards-of-resets acting/episodes.py acting/episodes
+- np.where(first, 0, steps.reward)
++ steps.reward
+first-parameters-served-for-ever acting/parameters.py acting/parameters
+- self._copy is None or self._copy.version != version
++ self._copy is None
+checkpoints-forget-the-best checkpoint.py checkpoint
+- *self.ranked()[:1],
++ *(),
+newest-item-first channels.py channels
+- self._items.popleft()
++ self._items.pop()
+offsets-of-integers-dropped envs/actions.py envs/actions
+- action + part.offset.astype(dtype)
++ action
+negative-actions-accepted envs/finishing.py envs/envs
+- (choices >= 0) & (choices <= maximum)
++ choices <= maximum
+time-limits-count-as-terminal envs/functional/episodic.py envs/functional
+- 1.0 - terminated.astype
++ 1.0 - over.astype
+links-in-runs-followed files.py files
+- _FOLDER | os.O_NOFOLLOW
++ _FOLDER
+advice-that-does-not-divide learning/blocking.py learning/blocking
+- n >= needed and self.divisible % n == 0
++ n >= needed
+cores-average-alone losses/reductions.py losses/reductions
+- sum_over_cores(jnp.sum(weights), axis_name)
++ jnp.sum(weights)
+largest-critic-in-targets losses/continuous_q.py losses/continuous_q
+- values = jnp.min(target_q_values, axis=-1)
++ values = jnp.max(target_q_values, axis=-1)
+lines-before-a-resume-stay metrics/lines.py metrics
+- map(operator.ge, _times(lines[-1]), times)
++ map(operator.gt, _times(lines[-1]), times)
+waits-counted-twice metrics/meters.py metrics
+- self._began[key] = now
++ pass
+frames-of-other-episodes networks/frame_stack.py networks/frame_stack
+- time - lag >= started
++ time - lag >= -past
+advantages-centred-over-atoms networks/heads.py networks/heads
+- -2 if self.parts else -1
++ -1
+windows-never-written-sampled replay/uniform.py replay/replay
+- state.inserted - oldest
++ self.capacity
+last-leaf-found replay/sum_tree.py replay/prioritized
+- 2 * RADIX - place
++ RADIX + place
+resets-charged-as-learned replay/ratios.py learning/experience
+- self._due += missed
++ self._due += 0
+cached-files-count-as-used runtime/memory.py learning/experience
+- int(limit) - int(used) + unused
++ int(limit) - int(used)
+nested-compilation-counted-twice runtime/clocks.py runtime/clocks
+- self.seconds -= other_end - other_start
++ pass
+parts-of-batches-overlap sharding.py sharding
+- leaf, index * size, size, axis
++ leaf, index, size, axis
+rows-beyond-the-maximum wire/array_layout.py wire/hostile wire/wire
+- if not 1 <= rows <= self.max_rows:
+-       raise MessageError(
++ if rows < 1:
++       raise MessageError(
+clients-without-certificates wire/authentication.py wire/authentication
+- require_client_auth=bool(self.tls_ca)
++ require_client_auth=False
 """
 
 

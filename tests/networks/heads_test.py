@@ -53,6 +53,17 @@ def test_dueling_subtracts_the_mean_of_the_advantages():
   )
 
 
+def test_dueling_subtracts_the_mean_over_actions_of_each_atom():
+  head = networks.QHead(3, dueling=True, size=0, parts=2)
+  features = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+  params = helpers.random_params(head, features)
+  layers = {x["bias"].size: x for x in params["params"].values()}
+  values = features @ layers[2]["kernel"] + layers[2]["bias"]
+  output = jax.jit(head.apply)(params, features)
+  assert output.shape == (4, 3, 2)
+  np.testing.assert_allclose(output.mean(axis=1), values, rtol=1e-4)
+
+
 # Critics of (state, action), and their actors
 
 FEATURES = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
