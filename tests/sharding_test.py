@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
+from jax.sharding import PartitionSpec
 
 from seedx import sharding, types
 from seedx.agents import vtrace
@@ -86,6 +87,14 @@ def test_assemble_puts_shards_in_order_without_copying():
       (here,) = [s for s in leaf.addressable_shards if s.device == core]
       pointer = here.data.unsafe_buffer_pointer()
       assert pointer == shard.unsafe_buffer_pointer()
+
+
+def test_the_parts_of_a_batch_are_equal_and_in_order():
+  batch, spec = np.arange(12).reshape(2, 6), PartitionSpec(None, sharding.CORES)
+  parts = [sharding.shard(batch, spec, k, 3) for k in range(3)]
+  np.testing.assert_array_equal(parts, np.split(batch, 3, axis=1))
+  with pytest.raises(types.ConfigError, match="that 4 parts divide, found 6"):
+    sharding.shard(batch, spec, 0, 4)
 
 
 @pytest.mark.parametrize(

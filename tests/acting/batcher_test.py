@@ -120,6 +120,13 @@ def test_a_smaller_batch_is_complete_after_the_wait(taking):
   assert time.monotonic() - start > 0.04
 
 
+def test_the_oldest_request_ends_the_wait():
+  requests = filled(1, 1)
+  requests._requests[0].arrived_seconds -= 2e6
+  requests._changed.wait = None  # Nothing waits.
+  assert rows_of(next(requests)) == [1, 1]
+
+
 def test_close_ends_the_iteration_and_every_request():
   requests = filled(4, 8)
   (first,) = next(requests)

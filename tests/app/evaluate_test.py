@@ -327,6 +327,14 @@ def test_training_does_not_use_the_seeds_of_evaluation(seed):
   assert max(training.take(2**20) for _ in range(2**11)) + 2**20 <= half
 
 
+def test_evaluations_with_different_seeds_share_no_episode():
+  first, second = (
+    evaluate._seed(7, evaluate.Options(seed=seed, episodes=50))
+    for seed in (3, 4)
+  )
+  assert abs(second - first) >= 50
+
+
 # Statistics
 
 

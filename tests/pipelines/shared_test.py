@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from seedx import types
+from seedx.acting import local_actor
 from seedx.agents import base
 from seedx.learning import shared_state
-from tests.pipelines import parameter_server_test
+from seedx.runtime import process
+from tests.pipelines import parameter_server_test, pipelines_test
 
 KEY = jax.random.key(0)
 # Env steps of a batch without resets.
@@ -89,3 +91,26 @@ def test_shared_state_continues_from_a_checkpoint():
   assert version == 1
   learn(other, other.newest(), 1.0)
   assert other.learned.measure()["policy_lag"] == 0
+
+
+class _MadeError(Exception):
+  """Raised instead of acting."""
+
+
+def test_no_two_environments_of_a3cs_workers_have_the_same_seed(
+  tmp_path, monkeypatch
+):
+  config = pipelines_test.config_of("a3c", "a2c", tmp_path)
+  seeds = []
+
+  def make_actor(*arguments, seed, **options):
+    seeds.extend(seed + k for k in range(config.workers.envs_per_worker))
+    raise _MadeError
+
+  monkeypatch.setattr(local_actor, "LocalActor", make_actor)
+  made = config.learn(process.Context())
+  made.stopping()  # No worker waits for the first one.
+  for work in made.threads.values():
+    with pytest.raises(_MadeError):
+      work()
+  assert len({*seeds}) == len(seeds) == config.workers.num_envs
