@@ -121,6 +121,45 @@ returns-with-rewards-of-resets acting/episodes.py acting/episodes
 first-parameters-served-for-ever acting/parameters.py acting/parameters
 - self._copy is None or self._copy.version != version
 + self._copy is None
+scaled-rewards-cross-episodes agents/rewards.py agents/rewards
+- jnp.where(is_first, 0.0, discount * total)
++ discount * total
+correlated-noise-too-small agents/policies.py agents/critics
+- (1 - correlation**2) ** 0.5
++ (1 - correlation)
+actions-off-the-middle agents/action_vectors.py agents/critics_bounds
+- (action - self.middle)
++ (action - self.minimum)
+mean-share-in-priorities agents/replay_windows.py agents/replay_windows
+- share * jnp.max(size, axis=0) + (1 - share) * mean
++ (1 - share) * jnp.max(size, axis=0) + share * mean
+second-games-counted-as-first app/arena/matches.py app/arena/matches
+- match(board, b, a, opening, keys[2]).reversed()
++ match(board, b, a, opening, keys[2])
+wilson-interval-too-wide app/arena/ratings.py app/arena/ratings
+- extra / 4
++ extra / 2
+every-switch-is-on app/cli/command_line.py app/cli/command_line
+- name == wording.flag(setting.name)
++ True
+evaluations-share-seeds app/evaluate.py app/evaluate
+- options.seed * options.episodes
++ options.seed
+runs-end-at-their-shortest app/plot.py app/plot
+- max(ends.get(key, 0), _end(run))
++ min(ends.get(key, _end(run)), _end(run))
+checkpoints-at-every-look app/runs/checkpointer.py app/runs/resuming
+- env_steps // every > self._saved_steps // every
++ env_steps // every >= self._saved_steps // every
+experiments-of-others-run app/runs/foreign_code.py app/runs/trust
+- saved.experiment not in (None, *experiments.shipped())
++ False
+opponents-always-trusted app/settings/opponents.py app/opponents
+- _LOADERS[trust]
++ _LOADERS[True]
+failed-trials-not-repeated app/studies/pool.py app/studies/trials
+- for x in past if not x.get("error")
++ for x in past
 checkpoints-forget-the-best checkpoint.py checkpoint
 - *self.ranked()[:1],
 + *(),
@@ -139,9 +178,21 @@ time-limits-count-as-terminal envs/functional/episodic.py envs/functional
 links-in-runs-followed files.py files
 - _FOLDER | os.O_NOFOLLOW
 + _FOLDER
+numbers-not-kept-on-rejoin launch/admission.py launch/join
+- same if self._fixed else same or free
++ same if self._fixed else free
+learners-code-runs-untold launch/joining.py launch/join
+- hello.options.get(name) != value
++ False
+dead-instances-restart-at-once launch/instances.py launch/launch
+- 2 ** len(recent) - 1
++ 0
 advice-that-does-not-divide learning/blocking.py learning/blocking
 - n >= needed and self.divisible % n == 0
 + n >= needed
+staleness-counts-its-own-update learning/shared_state.py pipelines/shared
+- self._version - int(version)
++ self._version - int(version) + 1
 cores-average-alone losses/reductions.py losses/reductions
 - sum_over_cores(jnp.sum(weights), axis_name)
 + jnp.sum(weights)
@@ -160,6 +211,26 @@ frames-of-other-episodes networks/frame_stack.py networks/frame_stack
 advantages-centred-over-atoms networks/heads.py networks/heads
 - -2 if self.parts else -1
 + -1
+workers-play-alike pipelines/a3c.py pipelines/shared
+- seed=self.seeds.take(self._config.workers.envs_per_worker)
++ seed=self._config.seed
+shard-refilled pipelines/gorila/parameter_server.py pipelines/parameter_server
+- if self._state is None:
+-         state = self._start(
++ if True:
++         state = self._start(
+gradients-without-experience pipelines/gorila/reports.py pipelines/gorila
+- unlearned - made * steps_per_gradient
++ unlearned
+uneven-batches-accepted pipelines/impala.py pipelines/impala
+- self.learner.check_batches(self.learner.parts)
++ pass
+batches-checked-without-replay pipelines/seed.py pipelines/seed
+- self.learner.parts_of_unrolls(self.replay)
++ self.learner.parts
+acting-never-learns pipelines/sync.py pipelines/sync
+- learning.publish()
++ pass
 windows-never-written-sampled replay/uniform.py replay/replay
 - state.inserted - oldest
 + self.capacity
@@ -169,6 +240,9 @@ last-leaf-found replay/sum_tree.py replay/prioritized
 resets-charged-as-learned replay/ratios.py learning/experience
 - self._due += missed
 + self._due += 0
+skipped-updates-not-in-a-row runtime/progress.py runtime/counters
+- 0 if applied else self._in_a_row + skipped
++ self._in_a_row + skipped
 cached-files-count-as-used runtime/memory.py learning/experience
 - int(limit) - int(used) + unused
 + int(limit) - int(used)
@@ -178,7 +252,10 @@ nested-compilation-counted-twice runtime/clocks.py runtime/clocks
 parts-of-batches-overlap sharding.py sharding
 - leaf, index * size, size, axis
 + leaf, index, size, axis
-rows-beyond-the-maximum wire/array_layout.py wire/hostile wire/wire
+warning-signals-unlike-sigterm signals.py app/signals
+- signal.SIGTERM if number in WARNINGS else number
++ number
+rows-beyond-the-maximum wire/array_layout.py wire/wire
 - if not 1 <= rows <= self.max_rows:
 -       raise MessageError(
 + if rows < 1:
@@ -186,6 +263,15 @@ rows-beyond-the-maximum wire/array_layout.py wire/hostile wire/wire
 clients-without-certificates wire/authentication.py wire/authentication
 - require_client_auth=bool(self.tls_ca)
 + require_client_auth=False
+secrets-work-twice wire/listening.py wire/unix_pipe
+- expected is not None and expected.connected is None
++ expected is not None
+full-servers-count-as-missing wire/reconnect.py wire/reconnect
+- client.was_accepted or error.code is StatusCode.RESOURCE_EXHAUSTED
++ client.was_accepted
+messages-of-any-size wire/unix_pipe.py wire/unix_pipe
+- if size > self._max_bytes:
++ if False:
 """
 
 

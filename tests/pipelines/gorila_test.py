@@ -185,6 +185,16 @@ def test_an_impossible_report_is_refused_and_counts_nothing(changes, message):
   assert reported.measure()["gradients_stale"] == 0
 
 
+def test_gradients_use_up_the_steps_of_earlier_reports():
+  _, _, worker = opened()
+  steps = sessions_test.steps_of("FMML", "FMML")
+  worker(report_of(steps, gradients=np.int32(3)))
+  with pytest.raises(
+    wire.Refusal, match=r"steps allow from 0 to 0\.0, found 1"
+  ):
+    worker(report_of(sessions_test.steps_of("", ""), gradients=np.int32(1)))
+
+
 @pytest.mark.parametrize("num_steps", [-1, 4])
 def test_a_report_with_a_wrong_number_of_steps_is_refused(num_steps):
   acted, _, worker = opened()

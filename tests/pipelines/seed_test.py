@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from seedx import envs, types, wire
+from seedx import envs, replay, types, wire
 from seedx.acting import inference, protocol, thin_actor
 from seedx.agents import vtrace
 from seedx.learning import learner
@@ -251,6 +251,10 @@ def test_a_failing_update_ends_the_run_with_its_error(tmp_path):
   [
     ({"batch_size": 6, "learner_devices": (0, 1, 2, 3)}, "4 learner devices"),
     ({"actor_batch_size": 5}, "from 0 to 4"),
+    (
+      {"micro_batches": 2, "replay": replay.PrioritizedConfig()},
+      "expected 1 micro-batch",
+    ),
     ({"inference_devices": (99,)}, "inference devices from 0 to"),
     ({"inference_devices": (0, 1, 2, 3)}, "at most 3 inference_devices"),
   ],

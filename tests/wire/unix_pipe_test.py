@@ -5,6 +5,7 @@ import os
 import pathlib
 import queue
 import resource
+import select
 import socket
 import threading
 import time
@@ -127,6 +128,17 @@ def test_a_secret_lets_one_client_connect_once(tmp_path, listener):
   assert not os.path.exists(f"{path}-messages")
   client.send(message)  # An open pipe stays open.
   assert served.receive() == message
+
+
+def test_of_two_clients_with_a_secret_the_first_one_is_served(
+  tmp_path, listener
+):
+  path, secret = f"{tmp_path}/sock", listener.expect()
+  client, other = (unix_pipe.connect(path, secret, 1000) for _ in range(2))
+  assert select.select([other], [], [], 60)[0] and other.receive() is None
+  served = listener.wait(secret, 1000)
+  message = LAYOUT.encode(rows(1))
+  assert client.send(message) and served.receive() == message
 
 
 def test_a_client_wakes_up_only_the_thread_that_waits_for_it(

@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import pytest
 
 from seedx import types
-from seedx.app.studies import trials
+from seedx.app.studies import pool, trials
 from tests import programs, running
 
 compiled_once = programs.compiled_once
@@ -134,3 +135,22 @@ def test_metrics_of_another_program_are_an_error(tmp_path):
   (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1}\n')
   result = trials.Result.read(trials.Trial("a", ["ppo"]), tmp_path)
   assert result.last == {} and result.error.startswith("metrics.jsonl without")
+
+
+def test_a_resumed_study_trains_what_has_failed_or_has_not_ended(tmp_path):
+  record = pool.Record(tmp_path, pool.ENDED)
+  record.add({"name": "0", "error": ""})
+  record.add({"name": "1", "error": "a full disk"})
+  started = []
+
+  def start(trial, run_dir):
+    started.append((trial.name, trial.resumes))
+    job = mock.MagicMock()
+    job.error.return_value = ""
+    return job
+
+  planned = [trials.Trial(str(k), ["a2c"], k) for k in range(3)]
+  stop = threading.Event()
+  places = pool.Pool(tmp_path, stop, start=start, resumes=True)
+  assert [error for _, error in places.results(planned)] == ["", "", ""]
+  assert started == [("1", True), ("2", True)]
