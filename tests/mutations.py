@@ -118,6 +118,9 @@ slots-leased-twice acting/leases.py acting/sessions
 returns-with-rewards-of-resets acting/episodes.py acting/episodes
 - np.where(first, 0, steps.reward)
 + steps.reward
+batches-wait-for-the-newest-request acting/batcher.py acting/batcher
+- self._requests[0].arrived_seconds
++ self._requests[-1].arrived_seconds
 first-parameters-served-for-ever acting/parameters.py acting/parameters
 - self._copy is None or self._copy.version != version
 + self._copy is None
@@ -190,6 +193,9 @@ dead-instances-restart-at-once launch/instances.py launch/launch
 advice-that-does-not-divide learning/blocking.py learning/blocking
 - n >= needed and self.divisible % n == 0
 + n >= needed
+closed-inbox-gives-empty-batches learning/inbox.py learning/inbox
+- self._shares.get(self._num_cores, timeout_seconds) or None
++ self._shares.get(self._num_cores, timeout_seconds)
 staleness-counts-its-own-update learning/shared_state.py pipelines/shared
 - self._version - int(version)
 + self._version - int(version) + 1
