@@ -152,7 +152,6 @@ class Batcher(Generic[R]):
     self.close()
 
   def _wait(self) -> None:
-    """Waits until a batch is complete."""
     while not self._closed and self._rows < self._target_rows:
       patience_seconds, self._wake_rows = None, 1.0
       if self._requests:
@@ -165,7 +164,6 @@ class Batcher(Generic[R]):
     self._wake_rows = math.inf
 
   def _take(self) -> list[R]:
-    """Removes the oldest requests that fit into a batch."""
     taken: list[R] = []
     room = self._max_rows
     while self._requests and self._requests[0].rows <= room:

@@ -161,13 +161,7 @@ class Decoder:
   def _slots(
     self, index: np.ndarray, slots: Sequence[np.ndarray], rows: Sequence[int]
   ) -> np.ndarray:
-    """Returns the slot of each row of the messages.
-
-    Args:
-      index: `[R]`, index of each row's environment within its actor.
-      slots: slots of each message's actor.
-      rows: number of rows of each message.
-    """
+    """Returns `[R]` slots, from the rows' `[R]` indices within their actors."""
     held = [len(each) for each in slots]
     last = np.repeat(held, rows) - 1
     wire.check_range("an index of the actor's environments", index, 0, last)

@@ -54,7 +54,6 @@ class Episodes:
   """The episodes of the environments of one or several peers."""
 
   def __init__(self, num_envs: int, returns_are_sums: bool = True) -> None:
-    """Starts before the first step; see `envs.returns_are_sums`."""
     self._returns_are_sums = returns_are_sums
     # Whether the previous step was a LAST; the first step must be a FIRST.
     self._ended = np.ones(num_envs, np.bool_)

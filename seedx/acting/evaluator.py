@@ -32,7 +32,6 @@ class Config(playing.Config):
   per_row: bool = False
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
     types.check_range("num_episodes", self.num_episodes, 1, 2**20)
 

@@ -52,7 +52,6 @@ class Config:
   )
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
     types.check_settings(self)
 
   def devices(self) -> list[jax.Device]:
@@ -410,7 +409,6 @@ class Inference:
   def _collect(
     self, slot: np.ndarray, count: np.ndarray, env: np.ndarray
   ) -> None:
-    """Copies finished unrolls into the share."""
     rows, share_size = len(slot), self.sizes.share_size
     if self._filling is None:
       self._filling = self._begin(

@@ -34,7 +34,7 @@ class InferenceServer:
     server.bind_batched(protocol.ACT, self.open, *self._acting.layouts)
 
   def open(self, hello: Mapping[str, Any]) -> "Session":
-    """Opens a session, see `leases.Leases.open`."""
+    """Opens a session, see `leases.Leases.grant`."""
     lease = self.leases.grant(hello)
     device = self._acting.devices[lease.pool]
     return Session(device, lease, functools.partial(self.leases.close, lease))

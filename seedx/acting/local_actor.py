@@ -29,7 +29,6 @@ class WorkersConfig:
   unroll_length: int = types.setting(16, low=1, high=2**20)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
     types.check_settings(self)
 
   @property

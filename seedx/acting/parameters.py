@@ -99,15 +99,12 @@ class Copy:
     held = self._held
     if held is None or version is None or version > held.version:
       return self._fetch()
-    return self._fetch() if self._is_silent() else held
+    silent_seconds = self._asked_seconds + wire.SILENT_SECONDS / 4
+    return self._fetch() if time.monotonic() > silent_seconds else held
 
   def close(self) -> None:
     """Ends the stream."""
     self._exchange.close()
-
-  def _is_silent(self) -> bool:
-    limit = self._asked_seconds + wire.SILENT_SECONDS / 4
-    return time.monotonic() > limit
 
   def _fetch(self) -> unroll_messages.Snapshot | None:
     self._asked_seconds = time.monotonic()

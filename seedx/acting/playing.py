@@ -23,5 +23,4 @@ class Config:
   max_episode_steps: int = types.setting(100_000, low=1, high=2**63 - 1)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
     types.check_settings(self)

@@ -32,7 +32,6 @@ class Actors:
   envs_per_actor: int = types.setting(128, low=1, high=2**20)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
     types.check_settings(self)
 
   @property

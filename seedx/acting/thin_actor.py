@@ -34,7 +34,6 @@ class Config(protocol.Actors):
   actor_batch_size: int = 0
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
     if not 0 <= self.actor_batch_size <= self.envs_per_actor:
       raise types.ConfigError(

@@ -141,11 +141,7 @@ class _Messages:
   def experience(
     self, acting: types.Tree, unroll: types.Unroll
   ) -> unroll_messages.Experience:
-    """Returns unrolls `[L, N, ...]` as a message.
-
-    Raises:
-      RuntimeError: a priority is negative or not finite.
-    """
+    """Returns `[L, N, ...]` unrolls as a message; checks their priorities."""
     programs = self._programs
     priorities = jax.tree.map(np.asarray, programs.priorities(acting, unroll))
     for leaf in jax.tree.leaves(priorities):

@@ -165,19 +165,13 @@ class _Session:
     self._overlap: np.ndarray | None = None
 
   def __call__(self, inputs: unroll_messages.Experience) -> np.int32:
-    """Takes unrolls of all environments, and returns the newest version.
-
-    Raises:
-      wire.Refusal: an environment is missing, unrolls do not continue the
-        previous ones, a number is out of its range, or the run is over.
-    """
+    """Takes unrolls of all environments, and returns the newest version."""
     self._count(inputs)
     self._messages += 1
     return self._server.take(inputs, self._envs, self._messages - 1)
 
   @functools.partial(jax.profiler.annotate_function, name="receive")
   def _count(self, inputs: unroll_messages.Experience) -> None:
-    """Checks and counts a message."""
     session = self._session
     timestep = inputs.unroll.inputs.timestep
     step_type = timestep.step_type
@@ -199,11 +193,7 @@ class _Session:
     self._overlap = step_type[:, self._period :].copy()
 
   def _new_from(self, step_type: np.ndarray) -> int:
-    """Returns the index of the first time step that was not sent before.
-
-    Raises:
-      wire.Refusal: INVALID_ARGUMENT, steps that were sent before have changed.
-    """
+    """Returns the index of the first new step; refuses changed earlier ones."""
     if self._overlap is None:
       return 0
     overlap = self._overlap.shape[1]

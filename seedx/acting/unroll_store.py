@@ -40,7 +40,6 @@ class Layout:
   period: int
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a size out of its range."""
     if not 1 <= self.period <= self.length:
       raise types.ConfigError(
         f"expected a period from 1 to the unroll's length {self.length},"

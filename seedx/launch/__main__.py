@@ -78,7 +78,6 @@ def _leave_with_parent(folder: str) -> None:
 
 
 def _exit_status() -> int:
-  """Runs the node; sends an error to the parent."""
   try:
     _main()
     return 0

@@ -123,7 +123,6 @@ class Processes(Instances):
   """
 
   def __init__(self, all_nodes: list[topology.Node], folder: str = "") -> None:
-    """Starts all instances of the nodes, see `Instances`."""
     super().__init__(all_nodes, Process, folder)
 
 

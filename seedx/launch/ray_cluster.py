@@ -361,7 +361,6 @@ class _Learner:
 
 
 def _remote(work: Any, resources: Mapping[str, float], **options: int) -> Any:
-  """Returns a task or an actor of Ray, with resources and Ray's options."""
   others = dict(resources)
   cpus, gpus = others.pop("CPU"), others.pop("GPU", 0)
   needs = {"num_cpus": cpus, "num_gpus": gpus, "resources": others}
@@ -369,7 +368,6 @@ def _remote(work: Any, resources: Mapping[str, float], **options: int) -> Any:
 
 
 def _in_short(error: BaseException) -> str:
-  """Returns the text of an error without its traceback."""
   lines = str(error).strip().splitlines() or [type(error).__name__]
   is_trace = isinstance(error, ray().exceptions.RayTaskError)
   return lines[-1 if is_trace else 0]

@@ -348,7 +348,6 @@ class Layout:
     return arrays
 
   def _check(self, arrays: list[np.ndarray], rows: int) -> None:
-    """Raises ValueError unless arrays with this number of rows can be sent."""
     if not 1 <= rows <= self.max_rows:
       raise ValueError(f"expected 1 to {self.max_rows} rows, found {rows}")
     for array, column, (dtype, shape, _, once) in zip(
@@ -363,7 +362,6 @@ class Layout:
 
 
 def _message(arrays: Iterable[np.ndarray], rows: int) -> bytes:
-  """Returns the bytes of a message with an array for each column."""
   parts: list[Any] = [b""]
   total_bytes = HEADER.size
   for array in arrays:
@@ -375,7 +373,6 @@ def _message(arrays: Iterable[np.ndarray], rows: int) -> bytes:
 
 
 def _check_bools(array: np.ndarray) -> None:
-  """Raises MessageError if an array of bools has other bytes than 0 and 1."""
   if array.dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
     raise MessageError("expected 0 or 1 in a column of |b1, found more")
 

@@ -61,7 +61,6 @@ class Security:
   insecure: bool = types.setting(False, changes="start")
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError if a setting lacks another that it needs."""
     if bool(self.tls_certificate) != bool(self.tls_key):
       raise types.ConfigError(
         "expected tls_certificate and tls_key together, found one of them"
@@ -164,11 +163,7 @@ class Security:
       return ""
 
   def _missing(self, address: str, tls: str, token: str) -> str:
-    """Names which of TLS and a token are missing, if the address needs both.
-
-    Raises:
-      types.ConfigError: something is missing, and `insecure` is False.
-    """
+    """Names the missing ones of TLS and a token; an error unless `insecure`."""
     missing = " and ".join(
       name for name, value in (("TLS", tls), ("a token", token)) if not value
     )
@@ -348,7 +343,6 @@ def _use(context: ssl.SSLContext, security: Security) -> None:
 
 
 def _tls_problem(plain: socket.socket, host: str, security: Security) -> str:
-  """Describes why a client with TLS cannot use a server."""
   context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
   _use(context, security)
   context.set_alpn_protocols(["h2"])
@@ -372,7 +366,6 @@ def _tls_problem(plain: socket.socket, host: str, security: Security) -> str:
 
 
 def _plain_problem(plain: socket.socket, address: tuple[str, int]) -> str:
-  """Describes why a client without TLS cannot use a server."""
   if not _is_closed(plain):
     return ""
   context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

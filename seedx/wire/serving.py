@@ -116,7 +116,6 @@ class Request:
     rows: int,
     answer: Callable[[bytes | calls.Refusal], None],
   ) -> None:
-    """Makes a request whose reply or refusal goes to `answer`."""
     self.message = message
     self.rows = rows
     self.arrived_seconds = time.monotonic()
@@ -748,7 +747,6 @@ class _Stream:
   def _ask(
     self, session: BatchedSession, message: array_layout.Buffer
   ) -> bytes:
-    """Waits for the reply to a message, and returns it."""
     answers: queue.SimpleQueue[bytes | calls.Refusal] = queue.SimpleQueue()
     session.receive(self._request(message, answers.put))
     answer = answers.get()
@@ -903,7 +901,6 @@ class _Newest:
 
 @contextlib.contextmanager
 def _invalid_if_malformed() -> Iterator[None]:
-  """Turns a MessageError into a refusal with INVALID_ARGUMENT."""
   try:
     yield
   except array_layout.MessageError as error:

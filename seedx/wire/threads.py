@@ -16,11 +16,7 @@ class DaemonThreads(futures.ThreadPoolExecutor):
   """
 
   def __init__(self, keep: int) -> None:
-    """Makes a pool without threads.
-
-    Args:
-      keep: maximum number of idle threads that wait for another job.
-    """
+    """Makes a pool that keeps up to `keep` idle threads for further jobs."""
     super().__init__(1)  # Unused: the base class starts no thread.
     self._jobs: queue.SimpleQueue[Callable[[], None] | None] = (
       queue.SimpleQueue()
