@@ -203,16 +203,6 @@ def test_a_secret_may_arrive_in_pieces(tmp_path, listener):
     assert listener.wait(secret, 1000) is not None
 
 
-def test_a_stream_that_ends_within_a_message_ends_with_an_error(tmp_path):
-  with doubling(tmp_path) as exchange:
-    assert exchange(rows(1)) is not None
-    client_pipe = exchange._pipe
-    client_pipe.send(LAYOUT.encode(rows(1, 9))[:40])
-    client_pipe.end()
-    with pytest.raises(wire.WireError, match="ended within a message"):
-      exchange.receive()
-
-
 def test_the_wait_for_a_client_ends_after_a_while(listener, monkeypatch):
   monkeypatch.setattr(listening, "_CONNECT_SECONDS", 0.1)
   assert listener.wait(listener.expect(), 1000) is None

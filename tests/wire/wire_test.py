@@ -32,6 +32,8 @@ Code = wire.StatusCode
 Pair = collections.namedtuple("Pair", ["left", "right"])
 KEY = "seedx-layout-bin"
 LAYOUT = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
+# For what gRPC carries also where there is a pipe.
+ON_TCP = pytest.mark.parametrize("address", ["127.0.0.1:0"])
 
 
 def message(value, rows=1):
@@ -284,7 +286,6 @@ def test_a_message_without_columns_has_one_row():
   "nest, words",
   [
     ({"x": np.zeros((2, 3))}, "expected <f4 .*found <f8"),
-    ({"x": np.zeros((2, 4), np.float32)}, r"\(2, 3\).*\(2, 4\)"),
     ({"y": np.zeros((2, 3), np.float32)}, "'x'.*'y'"),
     ({"x": np.zeros((9, 3), np.float32)}, "1 to 8 rows, found 9"),
     ({"x": np.zeros((0, 3), np.float32)}, "1 to 8 rows, found 0"),
@@ -357,6 +358,7 @@ def test_calls_and_streams_return_replies(address):
     assert not os.path.exists(address.removeprefix("unix:"))
 
 
+@ON_TCP
 def test_hello_and_welcome_may_be_large(client):
   hello = {"text": "ü" * 2_000, "number": 3}
   stream = client.stream("session", [], LAYOUT, LAYOUT, hello)
@@ -364,6 +366,7 @@ def test_hello_and_welcome_may_be_large(client):
   assert list(stream) == []
 
 
+@ON_TCP
 def test_a_client_without_seedx_gets_the_documented_answer(server):
   data = LAYOUT.encode(message(3, 2))
   metadata = {
@@ -386,26 +389,33 @@ def header(magic=b"SEDX", protocol=2, reserved=0, rows=1, total=32):
 @pytest.mark.parametrize(
   "data, words",
   [
-    (header(magic=b"HTTP") + bytes(16), ["b'SEDX'", "b'HTTP'"]),
-    (header(protocol=1) + bytes(16), ["protocol 2", "found 1"]),
-    (header(reserved=1) + bytes(16), ["expected 0", "found 1"]),
-    (header(rows=0, total=16), ["1 to 8 rows", "found 0"]),
-    (header(rows=9, total=128) + bytes(112), ["1 to 8 rows", "found 9"]),
-    (header() + bytes(8), ["expected 32 bytes", "found 24"]),
-    (header(total=40) + bytes(16), ["expected 32", "40 in the header"]),
-    (b"SEDX", ["16 bytes", "message of 4"]),
+    (header(magic=b"HTTP") + bytes(16), "b'SEDX', found b'HTTP'"),
+    (header(protocol=1) + bytes(16), "protocol 2, found 1"),
+    (header(reserved=1) + bytes(16), "expected 0 .*found 1"),
+    (header(rows=0, total=16), "1 to 8 rows, found 0"),
+    (header(rows=9, total=128) + bytes(112), "1 to 8 rows, found 9"),
+    (header() + bytes(8), "expected 32 bytes .*found 24"),
+    (header(total=40) + bytes(16), "expected 32 .*40 in the header"),
+    (b"SEDX", "16 bytes, found a message of 4"),
   ],
 )
-def test_a_bad_message_ends_only_its_stream(server, bystander, data, words):
+def test_a_message_that_does_not_follow_its_layout_is_refused(data, words):
+  with pytest.raises(wire.MessageError, match=words):
+    LAYOUT.decode(data)
+
+
+@ON_TCP
+def test_a_bad_message_ends_only_its_stream(server, bystander):
+  data = header(magic=b"HTTP") + bytes(16)
   code, text = refusal(raw_stream, server.address, LAYOUT.to_json(), [data])
   assert code is Code.INVALID_ARGUMENT
-  for word in words:
-    assert word in text
+  assert "found b'HTTP'" in text
   bystander()
   running.wait_until(lambda: server.sessions[-1].closes == 1)
   assert server.sessions[0].closes == 0
 
 
+@ON_TCP
 def test_an_oversized_message_is_refused_by_grpc(server, bystander):
   data = header(rows=1) + bytes(1 << 20)
   code, text = refusal(raw_stream, server.address, LAYOUT.to_json(), [data])
@@ -415,6 +425,7 @@ def test_an_oversized_message_is_refused_by_grpc(server, bystander):
   running.wait_until(lambda: server.sessions[-1].closes == 1)
 
 
+@ON_TCP
 @pytest.mark.parametrize(
   "change, words",
   [
@@ -433,6 +444,7 @@ def test_a_bad_handshake_ends_only_its_stream(server, bystander, change, words):
   assert len(server.sessions) == 1
 
 
+@ON_TCP
 def test_a_handshake_that_is_not_json_is_refused(server):
   with grpc.insecure_channel(server.address) as channel:
     method = channel.stream_stream("/seedx/session")
@@ -442,6 +454,7 @@ def test_a_handshake_that_is_not_json_is_refused(server):
       assert KEY in text
 
 
+@ON_TCP
 def test_layouts_that_differ_are_refused_in_both_directions(client):
   other = wire.Layout.of({"x": np.zeros(4, np.float32)}, 8)
   code, text = refusal(client.stream, "double", [], other, LAYOUT)
@@ -454,6 +467,7 @@ def test_layouts_that_differ_are_refused_in_both_directions(client):
   assert code is Code.FAILED_PRECONDITION
 
 
+@ON_TCP
 def test_the_refusal_of_an_unknown_method_names_the_methods(client):
   code, text = refusal(client.stream, "dubble", [], LAYOUT, LAYOUT)
   assert code is Code.UNIMPLEMENTED
@@ -515,6 +529,7 @@ def test_an_error_of_the_requests_is_raised_by_the_stream(server, client):
   running.wait_until(lambda: [s.closes for s in server.sessions] == [1, 1])
 
 
+@ON_TCP
 def test_deadlines_and_missing_servers_have_their_statuses(server, client):
   code, _ = refusal(client.call, "double", message(7), LAYOUT, LAYOUT, 0.2)
   assert code is Code.DEADLINE_EXCEEDED
@@ -534,7 +549,7 @@ def test_an_address_in_use_is_a_config_error(address):
     client.call("double", message(1), LAYOUT, LAYOUT)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:0"])
+@ON_TCP
 def test_servers_that_start_together_do_not_share_an_address(
   server, monkeypatch
 ):
@@ -732,7 +747,7 @@ import numpy as np
 from seedx import wire
 layout = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
 def requests():
-  yield {"x": np.full((1, 3), float(sys.argv[2]), np.float32)}
+  yield {"x": np.full((1, 3), 7, np.float32)}
   time.sleep(600)
 stream = wire.Client(sys.argv[1]).stream("session", requests(), layout, layout)
 next(stream)
@@ -740,14 +755,12 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("value", [1, 7])
-def test_a_killed_client_closes_its_session(server, bystander, value):
-  process = run_python(CLIENT, server.address, str(value))
+def test_a_killed_client_closes_its_session(server, bystander):
+  process = run_python(CLIENT, server.address)
   try:
     running.wait_until(lambda: len(server.sessions) == 2)
     session = server.sessions[1]
-    if value == 7:
-      assert session.blocked.wait(300)
+    assert session.blocked.wait(300)
     assert session.closes == 0
     process.kill()
     assert session.closed.wait(300)
