@@ -137,15 +137,6 @@ def test_close_ends_the_iteration_and_every_request():
   assert not requests.put(Request(1))
 
 
-def test_close_ends_a_wait(taking):
-  requests = make()
-  thread = taking(requests)
-  running.wait_until(lambda: thread.waits)
-  requests.close()
-  thread.join(300)
-  assert not thread.is_alive()
-
-
 def test_a_failure_ends_every_request():
   requests = filled(4, 8)
   taken, left = requests._requests

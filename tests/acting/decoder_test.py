@@ -86,7 +86,7 @@ def can_be_received(message):
     return False
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_messages_have_the_same_results_together_as_one_by_one(seed):
   rng, mutations = np.random.default_rng(seed), random.Random(seed)
   joint, alone = Peers(), Peers()
@@ -105,32 +105,6 @@ def test_messages_have_the_same_results_together_as_one_by_one(seed):
       rows = joint.take(messages, together=True)
       assert rows == alone.take(messages, together=False)
   assert joint.state() == alone.state()
-
-
-def test_many_mutated_messages_are_refused_and_some_are_accepted():
-  """The test above needs both kinds of messages."""
-  mutations, codes = random.Random(0), []
-  message = LAYOUT.encode(fuzz.rows_of(ENVS))
-  while len(codes) < 100:
-    changed = fuzz.mutated(mutations, message)
-    if changed != message and can_be_received(changed):
-      peers = Peers()
-      peers.take({0: changed}, together=True)
-      codes += [code for code, _ in peers.answers.values()] or [None]
-  assert 30 < codes.count(wire.StatusCode.INVALID_ARGUMENT) < 90
-
-
-def test_a_wrong_message_does_not_affect_the_others_of_its_batch():
-  peers = Peers()
-  good = LAYOUT.encode(fuzz.rows_of(ENVS))
-  wrong = fuzz.rows_of(ENVS)
-  wrong.timestep.observation[1] = np.nan
-  rows = peers.take({0: good, 1: LAYOUT.encode(wrong), 2: good}, together=True)
-  assert rows.keys() == {*peers.slots[0].tolist(), *peers.slots[2].tolist()}
-  code, message = peers.answers[1]
-  assert code is wire.StatusCode.INVALID_ARGUMENT
-  assert message == ("expected finite observations, found NaN or an infinity")
-  assert peers.answers.keys() == {1}
 
 
 def test_a_slot_starts_again_with_its_next_actor():

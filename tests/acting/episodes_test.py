@@ -6,7 +6,7 @@ import pytest
 
 from seedx import envs, wire
 from seedx.acting import episodes
-from tests.acting.sessions_test import steps_of
+from tests.acting.cases import steps_of
 
 NAN = np.nan
 BOTH = np.arange(2)

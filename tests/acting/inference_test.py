@@ -60,13 +60,6 @@ def running_threads(made):
   team.join(60.0)
 
 
-@pytest.fixture
-def acting():
-  """Runs two devices."""
-  with running_threads(devices_of(0, 1)) as made:
-    yield made
-
-
 def rows_of(spec):
   """Returns the first observations of `ROWS` environments, which are zeros."""
   index = np.arange(ROWS, dtype=np.int32)
@@ -86,17 +79,21 @@ def actions_of(server, layouts):
   return [actor.receive() for actor in actors]
 
 
-def test_each_device_acts_with_its_own_random_key(acting):
-  server = inference_server.InferenceServer(
-    acting, seeding.Seeds(0), counters.ActingCounts()
+def server_of(made):
+  return inference_server.InferenceServer(
+    made, seeding.Seeds(0), counters.ActingCounts()
   )
-  first, second = actions_of(server, acting.layouts)
-  assert first.shape == second.shape == (ROWS,)
-  assert (first != second).any()
-  lines = []
-  running.wait_until(
-    lambda: lines.append(acting.measure()) or lines[-1]["inference_rows"]
-  )
+
+
+def test_each_device_acts_with_its_own_random_key():
+  with running_threads(devices_of(0, 1)) as acting:
+    first, second = actions_of(server_of(acting), acting.layouts)
+    assert first.shape == second.shape == (ROWS,)
+    assert (first != second).any()
+    lines = []
+    running.wait_until(
+      lambda: lines.append(acting.measure()) or lines[-1]["inference_rows"]
+    )
   assert lines[-1]["inference_rows"] == ROWS
   assert {metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER} < set(lines[-1])
 
@@ -145,24 +142,20 @@ def test_the_copy_of_actions_begins_before_a_measured_wait(platform, expected):
 
   device._waiting = waiting
   with running_threads(made):
-    server = inference_server.InferenceServer(
-      made, seeding.Seeds(0), counters.ActingCounts()
-    )
-    actions_of(server, made.layouts)
+    actions_of(server_of(made), made.layouts)
   assert events[-4:] == expected
   assert events.count("wait") == 1
 
 
-def test_close_refuses_further_messages(acting):
-  server = inference_server.InferenceServer(
-    acting, seeding.Seeds(0), counters.ActingCounts()
-  )
-  acting.close()
+def test_close_refuses_further_messages():
+  made = devices_of(0)
+  server = server_of(made)
+  made.close()
   with pytest.raises(wire.Refusal, match="this run is over"):
-    actions_of(server, acting.layouts)
+    actions_of(server, made.layouts)
 
 
-@pytest.mark.parametrize("size", [ROWS // 2, ROWS, 3 * ROWS // 2])
+@pytest.mark.parametrize("size", [ROWS // 2, 3 * ROWS // 2])
 def test_shares_have_all_unrolls_in_order_and_begin_without_zeros(size):
   """No share is filled with zeros; one in two of 3 / 2 messages is added to."""
   shares = []
@@ -172,11 +165,10 @@ def test_shares_have_all_unrolls_in_order_and_begin_without_zeros(size):
   (device,), added = made.devices, []
   add = device._add
   device._add = lambda *x: added.append(x[-1]) or add(*x)
-  server = inference_server.InferenceServer(
-    made, seeding.Seeds(0), counters.ActingCounts()
-  )
   with running_threads(made):
-    actor = devices.Actor(server.open({"num_envs": ROWS}), made.layouts)
+    actor = devices.Actor(
+      server_of(made).open({"num_envs": ROWS}), made.layouts
+    )
     rows = rows_of(made.spec)
     for step in range(7):  # Unrolls end at steps 2, 4 and 6.
       number = step * ROWS + rows.index
