@@ -47,19 +47,14 @@ def test_instances_run_until_they_are_stopped_and_ignore_signals(tmp_path):
   assert _marks(tmp_path) == 2  # No instance was restarted.
 
 
-@pytest.mark.parametrize(
-  ("count", "needs_jax"), [(1, True), (999, True), (1, False)]
-)
+@pytest.mark.parametrize("needs_jax", [True, False])
 def test_processes_that_compute_share_the_cores(
-  tmp_path, monkeypatch, count, needs_jax
+  tmp_path, monkeypatch, needs_jax
 ):
-  cores = len(os.sched_getaffinity(0))
-  threads = str(max(1, cores // count)) if needs_jax else "none"
+  threads = "1" if needs_jax else "none"
   monkeypatch.delenv("PJRT_NPROC", raising=False)
   config = launch_node.Config(str(tmp_path))
-  node = topology.Node(
-    "w", launch_node.report_threads, config, count, needs_jax
-  )
+  node = topology.Node("w", launch_node.report_threads, config, 999, needs_jax)
   process = instances.Process("w", topology.message(node, ""))
   try:
     running.wait_until(lambda: _marks(tmp_path) == 1)
@@ -68,6 +63,12 @@ def test_processes_that_compute_share_the_cores(
   finally:
     process.leave()
     process.end(300)
+
+
+def test_one_process_has_all_cores(monkeypatch):
+  monkeypatch.setattr(os, "environ", {})
+  topology.share_cores(1)
+  assert os.environ == {"PJRT_NPROC": str(len(os.sched_getaffinity(0)))}
 
 
 @pytest.mark.parametrize("returns", [False, True])
@@ -130,28 +131,18 @@ def test_an_instance_with_a_wrong_config_ends_the_run(
   processes.stop()
 
 
-def test_an_instance_that_dies_again_and_again_ends_the_run_with_its_error(
-  tmp_path, monkeypatch
-):
-  monkeypatch.setattr(instances, "_BACKOFF_SECONDS", 0.01)
-  monkeypatch.setattr(instances, "_FATAL_DEATHS", 2)
-  processes = _start(tmp_path, status=1)
-  error = (
-    r"status 1: RuntimeError: environment 3 \(seed \d+\) failed \.\.\. NaN"
-  )
-  with pytest.raises(RuntimeError, match=f"worker died 2 times.*{error}"):
-    running.wait_until(processes.check)
-  assert _marks(tmp_path) == 2
-  processes.stop()
-
-
-def test_equal_tracebacks_of_instances_are_printed_once(
+def test_an_instance_that_dies_often_ends_the_run_and_prints_equal_errors_once(
   tmp_path, monkeypatch, capfd
 ):
   monkeypatch.setattr(instances, "_BACKOFF_SECONDS", 0.01)
   monkeypatch.setattr(instances, "_FATAL_DEATHS", 3)
   processes = _start(tmp_path, status=1, count=2)
-  with pytest.raises(instances.DiedError):
+  error = (
+    r"status 1: RuntimeError: environment 3 \(seed \d+\) failed \.\.\. NaN"
+  )
+  with pytest.raises(
+    instances.DiedError, match=f"worker died 3 times.*{error}"
+  ):
     running.wait_until(processes.check)
   processes.stop()
   err = capfd.readouterr().err
@@ -163,23 +154,18 @@ def test_equal_tracebacks_of_instances_are_printed_once(
     assert line.endswith(f" (the traceback above, {k} times so far)")
 
 
-def test_a_long_traceback_is_cut_in_the_middle(tmp_path, capfd):
-  processes = _start(tmp_path, status=1, error="x" * 300_000)
+def test_a_long_traceback_that_is_not_valid_text_is_cut_in_the_middle(
+  tmp_path, capfd
+):
+  """Messages of errors may contain such names of files."""
+  processes = _start(tmp_path, status=1, error="x" * 300_000 + " \udcff")
   running.wait_until(lambda: processes.check() or processes.restarts)
   processes.stop()
   err = capfd.readouterr().err
   assert err.startswith("Traceback (most recent") and "x\n...\nx" in err
+  assert "\\udcff" in err and "UnicodeEncodeError" not in err
+  assert "launch_node.py" in err
   assert len(err) < 40_000
-
-
-def test_an_error_that_is_not_valid_text_is_reported(tmp_path, capfd):
-  """Messages of errors may contain such names of files."""
-  processes = _start(tmp_path, status=1, error="no file \udcff")
-  running.wait_until(lambda: processes.check() or processes.restarts)
-  processes.stop()
-  err = capfd.readouterr().err
-  assert err.startswith("Traceback (most recent") and "\\udcff" in err
-  assert "launch_node.py" in err and "UnicodeEncodeError" not in err
 
 
 class _FakeInstance:
