@@ -77,7 +77,6 @@ def main() -> int:
 
 
 def _list() -> int:
-  """Prints one line for each experiment."""
   experiments = importlib.import_module("seedx.app.settings.experiments")
   print("usage: seedx train EXPERIMENT [options]\n")
   for name, line in experiments.summaries().items():

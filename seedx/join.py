@@ -118,10 +118,7 @@ def run(
 
 
 class _Parser(argparse.ArgumentParser):
-  """A parser that prints errors in one line."""
-
   def error(self, message: str) -> NoReturn:
-    """Prints the message in one line, and exits with status 2."""
     self.exit(2, f"error: {message}; see --help\n")
 
 

@@ -49,7 +49,6 @@ class Options:
   days: int = types.setting(365, low=1, high=36_500)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for options that cannot be used."""
     types.check_settings(self)
     for host in self.hosts:
       if not re.fullmatch(r"[A-Za-z0-9*._:-]+", host):
@@ -138,7 +137,6 @@ def _name(host: str) -> str:
 def _request(
   words: Sequence[str | pathlib.Path], extensions: Sequence[str]
 ) -> None:
-  """Runs `openssl req`."""
   added = [word for text in extensions for word in ("-addext", text)]
   command = ["openssl", "req", "-x509", *_KEY, *map(str, words), *added]
   try:

@@ -162,7 +162,6 @@ class _Layers:
     kwargs: dict[str, Any],
     context: nn.module.InterceptorContext,
   ) -> Any:
-    """Calls a method of a module; see `nn.intercept_methods`."""
     module = context.module
     is_part = context.method_name == "__call__" and not self._is_within
     if not is_part or isinstance(module, _CONTAINERS):
@@ -179,7 +178,6 @@ class _Layers:
 
 
 def _in_words(module: nn.Module) -> str:
-  """Returns a module's kind and sizes, or the name of its class."""
   match module:
     case torsos.MLP(sizes=()):
       return ""

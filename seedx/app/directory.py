@@ -59,7 +59,6 @@ class Config(checkpointer.Config, evaluations.Config, warm_start.Config):
   compilation_cache: str = types.setting("", changes="start")
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a setting that cannot be used."""
     types.check_settings(self)
     for name in ("run_dir", "resume", "init_from", "compilation_cache"):
       if "\0" in os.fspath(getattr(self, name)):
@@ -120,7 +119,6 @@ def opened(files: Config, record: records.Record) -> Iterator[pathlib.Path]:
 
 
 def _check_free(run_dir: str | os.PathLike[str]) -> None:
-  """Raises types.ConfigError if a directory has files of a run."""
   folder = files_lib.Folder(run_dir)
   if folder.has(run_folders.CONFIG):
     # A run that failed early has no checkpoint.

@@ -166,10 +166,6 @@ def _draw_panel(
   styles: Mapping[str, Mapping[str, Any]],
   empty: str,
 ) -> None:
-  """Plots all curves of a panel against env steps or wall time.
-
-  `key` is the key of the x axis; see `draw_curves` for the other arguments.
-  """
   if not curves:
     axes.set_xlabel("wall time" if key == "wall_seconds" else "env steps")
     axes.set(xticks=[], yticks=[])

@@ -311,7 +311,6 @@ def _num_seeds(config: process.Config, index: int) -> int:
 
 
 def _config(saved: records.Record) -> process.Config:
-  """Returns the config of a run's pipeline."""
   if saved.experiment is None:
     if saved.beyond:
       raise types.ConfigError(

@@ -68,7 +68,6 @@ def _tensorboard(
   record: records.Record,
   evaluation: evaluations.Periodic | None,
 ) -> metrics.Sink:
-  """Makes the sink of TensorBoard, with the settings that distinguish runs."""
   from seedx.metrics import events  # It loads tensorboardX.
 
   settings = {

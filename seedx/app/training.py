@@ -272,7 +272,6 @@ def _run_there(
   stop: threading.Event,
   ending: signals.Ending,
 ) -> Run:
-  """Trains on this machine of a cluster; see `cluster_learner.run`."""
   files = dataclasses.replace(
     work.files,
     run_dir="" if resumes else str(run_dir),
@@ -307,7 +306,6 @@ def _run(
 
 
 def _learner_hosts(config: process.Config) -> hosts_lib.Config:
-  """Returns the config of the learner hosts; of one host by default."""
   learner = getattr(config, "learner", None)
   return learner if isinstance(learner, hosts_lib.Config) else _ALONE
 
@@ -472,7 +470,6 @@ def _warm(
 
 
 def _begin(trainer: process.Process, taken: warm_start.Origin) -> None:
-  """Replaces the initial parameters of a run."""
   if trainer.begin is None:
     raise types.ConfigError(
       "expected no --init-from, because this pipeline's process has no `begin`;"
@@ -527,7 +524,6 @@ def _is_solved(
   evaluation: evaluations.Periodic | None,
   stop_at: float,
 ) -> bool:
-  """Returns whether the mean return has reached `stop_at`."""
   if evaluation is not None:
     mean = evaluation.mean
   else:
@@ -536,7 +532,6 @@ def _is_solved(
 
 
 def _check_pipeline(config: process.Config) -> None:
-  """Raises types.ConfigError if a config is not that of a pipeline."""
   if not isinstance(config, process.Config):
     raise types.ConfigError(
       "expected a pipeline's config, see runtime.process.Config; found"

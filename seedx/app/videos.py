@@ -223,7 +223,6 @@ def _write_mp4(path: str, frames: Iterator[np.ndarray], rate: float) -> None:
 
 
 def _ffmpeg() -> str:
-  """Returns the path of ffmpeg, from PATH or the package imageio-ffmpeg."""
   path = shutil.which("ffmpeg")
   if path:
     return path

@@ -193,7 +193,6 @@ def _read_words(
   words: list[str],
   flags: Sequence[configs.Setting],
 ) -> dict[str, Any]:
-  """Reads the positional settings from the words that no flag has taken."""
   for word in words:
     if word.startswith("-"):
       raise _UsageError(f"unrecognized arguments: {word}{_hint(word, flags)}")
@@ -216,7 +215,6 @@ def _read_words(
 
 
 def _hint(word: str, settings: Sequence[configs.Setting]) -> str:
-  """Returns the flags that a user may have meant by an unknown flag."""
   unknown, valid = _flag_in(word), [x for s in settings for x in _flags(s)]
   renamed = map(wording.flag, synonyms.of(unknown[2:].replace("-", "_")))
   same_meaning = [x for x in renamed if x in valid]
@@ -261,13 +259,11 @@ def _flags(setting: configs.Setting) -> list[str]:
 
 
 def _word(setting: configs.Setting) -> str:
-  """Returns the placeholder for a positional setting."""
   name = setting.name.upper()
   return f"{name} [{name} ...]" if configs.item(setting.kind) else name
 
 
 def _metavar(setting: configs.Setting) -> str:
-  """Returns the placeholder for the value of a flag."""
   if configs.choices(setting.kind):
     return f"{{{','.join(configs.choices(setting.kind))}}}"
   # The last word of a long name describes the value: `--run-dir DIR`.
@@ -315,7 +311,6 @@ def _help(
   often: Collection[str],
   unmeasured: Collection[str],
 ) -> str:
-  """Returns the text of `--help` below the first line; see `parse`."""
   by_name, values = configs.settings(config), configs.values(config)
 
   def row(setting: configs.Setting) -> str:
@@ -355,7 +350,6 @@ def _defaults(value: object, default: object, is_unmeasured: bool) -> str:
 
 
 def _row(name: str, sentence: str) -> str:
-  """Returns an entry of `--help`: a name and, beside it, a sentence."""
   fits_beside = len(name) + 4 <= _COLUMN
   lines = textwrap.wrap(
     sentence,

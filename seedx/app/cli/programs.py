@@ -169,7 +169,6 @@ def _often(
 def _train(
   asked: requests.Request, name: str, presets: Sequence[str], others_join: bool
 ) -> int:
-  """Trains, prints the result, and returns the exit status."""
   if others_join:
     _check_address(asked.run, "learner")
   if isinstance(asked.run, process.ServerConfig):
@@ -215,7 +214,6 @@ def _used_by_others(others: cpu_time.Others) -> list[str]:
 
 
 def _result(asked: requests.Request, run: training.Run) -> list[str]:
-  """Returns the result of a run as lines."""
   lines: list[str] = []
   last: Mapping[str, Any] = run.metrics
   if run.restarts:
@@ -297,7 +295,6 @@ def _join(
 
 
 def _check_address(config: Any, role: str) -> None:
-  """Raises types.ConfigError if an address that the role needs is missing."""
   for name in ("address", *(["server_addresses"] * (role == "server"))):
     if not getattr(config, name):
       flag = wording.flag(name)
@@ -305,7 +302,6 @@ def _check_address(config: Any, role: str) -> None:
 
 
 def _verdict(env: envs.Config, run: training.Run) -> str:
-  """Formats the mean return, and whether it solves the environment."""
   last: Mapping[str, Any] = run.metrics
   mean = last["episode_return"]
   if mean is None and last["episodes"]:

@@ -57,7 +57,6 @@ class Config:
   )
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a setting that is out of range."""
     types.check_settings(self)
 
 

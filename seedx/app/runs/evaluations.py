@@ -48,7 +48,6 @@ class Config:
   record_video: bool = types.setting(False, changes="resume", labels=False)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a setting that is out of range."""
     types.check_settings(self)
 
 
@@ -230,7 +229,6 @@ class Periodic:
     return {"video_seconds": time.monotonic() - started}
 
   def _lose(self, what: str, error: OSError) -> None:
-    """Counts and reports what could not be written."""
     self.lost[what] += 1
     signals.print_at_once(
       f"cannot write {what} in {str(self._folder)!r} ({error.strerror})\n"

@@ -53,7 +53,6 @@ class Record:
   init_from: Mapping[str, Any] | None = None
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value that is too long, or unprintable."""
     for name, value in (*vars(self).items(), *self.options.items()):
       is_sized = isinstance(value, str | list | tuple | Mapping)
       is_printable = not isinstance(value, str) or value.isprintable()

@@ -172,7 +172,6 @@ def _read(
 
 
 def _expected(config: process.Config) -> types.Tree:
-  """Returns the shapes of what a run of this config takes."""
   agent = config.agent.make(envs.spec(config.env))
   # A new lambda, since JAX does not trace the same function again.
   state: base.AgentState = jax.eval_shape(
@@ -263,6 +262,5 @@ def _remedy(
 
 
 def _counted(statistics: types.Tree) -> list[str]:
-  """Returns words about statistics of observations, if there are any."""
   count = len(jax.tree.leaves(statistics))
   return [f"statistics of observations in {count} arrays"] if count else []

@@ -181,7 +181,6 @@ def beyond_settings(config: object) -> list[str]:
 
 
 def _settings(config: object, path: tuple[str, ...]) -> Iterator[Setting]:
-  """Yields the settings of a config, to which `path` leads."""
   owner: type = type(config)
   hints, sentences = typing.get_type_hints(owner), _sentences(owner)
   for field in _fields(config):
@@ -235,7 +234,6 @@ def _default(field: "dataclasses.Field[object]") -> object:
 
 @functools.cache
 def _sentences(owner: type) -> dict[str, str]:
-  """Returns a class's sentences about its fields, from its docstrings."""
   sentences: dict[str, str] = {}
   for base in reversed(owner.__mro__):
     # `base.__doc__` may be inherited; `vars` has only the class's own.
@@ -244,7 +242,6 @@ def _sentences(owner: type) -> dict[str, str]:
 
 
 def _attributes(text: str) -> dict[str, str]:
-  """Returns the entries of a docstring's `Attributes:` section."""
   entries: dict[str, str] = {}
   section = f"\n{inspect.cleandoc(text)}".partition("\nAttributes:\n")[2]
   margin, name = section[: len(section) - len(section.lstrip(" "))], ""
@@ -259,7 +256,6 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _rebuilt(config: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
-  """Returns a copy of a config with other values at some paths."""
   fields: dict[str, Any] = {}
   for name in dict.fromkeys(path[0] for path in changes):
     inner = {p[1:]: value for p, value in changes.items() if p[0] == name}

@@ -56,7 +56,6 @@ class Experiment(Generic[C]):
   )
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for presets of another type or purpose."""
     for kind, preset in self._by_kind.items():
       if not isinstance(preset, presets.Preset | None):
         raise types.ConfigError(
@@ -288,7 +287,6 @@ def _shipped() -> dict[str, pathlib.Path]:
 
 
 def _import_shipped(short: str) -> python_types.ModuleType:
-  """Imports a shipped experiment as `seedx.experiments.NAME`."""
   name = f"seedx.experiments.{short}"
   if name not in sys.modules:
     spec = importlib.util.spec_from_file_location(name, _shipped()[short])

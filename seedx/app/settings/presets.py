@@ -56,7 +56,6 @@ class Preset:
     return self.games or PURPOSES[kind][0]
 
   def __call__(self, config: C) -> C:
-    """Returns a copy of a config with these values."""
     return configs.replaced(config, self.values)
 
 
