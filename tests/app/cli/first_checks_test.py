@@ -63,10 +63,8 @@ def test_help_lists_all_commands_and_experiments(
     ("seedx evaluate run --nothing", "unrecognized arguments"),
     ("seedx export nowhere", "found no config.json in"),
     ("seedx plot nowhere", "found no config.json in"),
-    ("seedx compare --seeds 0", "--seeds from 1 to"),
     ("seedx compare --experiments nothing", "found 'nothing'"),
     ("seedx sweep nothing", "found 'nothing'"),
-    ("seedx sweep ppo --trials 0", "--trials from 1 to"),
     ("seedx certificates", "expected DIRECTORY"),
   ],
 )

@@ -55,7 +55,6 @@ def written(path, config):
     ("kl_cost", -1.0, "kl_cost of at least 0.0, found -1.0"),
     ("discount", 1.5, "discount from 0.0 to 1.0, found 1.5"),
     ("rates", (0.5, 2.0), "found 2.0"),
-    ("kind", "firm", "kind soft or hard, found firm"),
   ],
 )
 def test_a_value_out_of_its_range_is_refused(name, value, expected):

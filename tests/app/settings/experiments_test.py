@@ -71,7 +71,6 @@ def test_a_program_trains(program, arguments, tmp_path, capfd):
   ("program", "arguments", "reason"),
   [
     (dqn, "--env Pendulum-v1", "expected discrete actions"),
-    (dqn, "--recurrent", "unrecognized arguments: --recurrent"),
     (ppo, "--micro-batches 2", "minibatches of its own"),
     (a2c, "--num-envs 6 --learner-devices 0,1,2,3", "4 learner devices"),
     (dqn, "--learner-devices 0,1,2", "--num-envs that is a multiple of 3"),
@@ -106,7 +105,6 @@ def test_a_program_trains(program, arguments, tmp_path, capfd):
       "--role server --server 2 --server-addresses a:1,b:1 --address x:1",
       "--server from 0 to 1",
     ),
-    (gorila_dqn, "--role actor", "learner, server, worker, found 'actor'"),
   ],
 )
 def test_wrong_options_exit_with_2_and_the_reason(

@@ -260,7 +260,6 @@ def test_the_command_line_overrides_presets():
 @pytest.mark.parametrize(
   ("name", "words", "begin"),
   [
-    ("ppo", "--env CartPole-v1", "small tasks: reward_scale 0.1"),
     ("ppo", "--env gymnasium:make --env-options id=CartPole-v1", ""),
     ("ppo", "--env Taxi-v3", ""),
     ("ppo", "--env CartPole-v1 --presets none", ""),
@@ -284,8 +283,6 @@ def test_the_command_line_overrides_presets():
     # Images, but not of the games that the presets are made for.
     ("ppo", "--env seedx:Breakout-MinAtar", "small tasks: reward_scale 0.1"),
     ("ppo", "--env tests.own_envs:Bandit", ""),
-    ("dqn", "--env tests.own_envs:Bandit", ""),
-    ("seed_vtrace", "--env tests.own_envs:Bandit", ""),
     ("ppo", "--env MiniGrid-Empty-5x5-v0", ""),
     # Presets that `--presets` requests or switches off.
     ("ppo", "--env tests.own_envs:Bandit --presets images", "Atari (not meas"),
