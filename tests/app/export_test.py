@@ -75,6 +75,7 @@ KINDS = {
   "several": ({}, VECTOR, SEVERAL),
   "td3": ({"noise_correlation": 0.5}, VECTOR, CONTINUOUS),
   "sac": ({"normalize_observations": True}, VECTOR, CONTINUOUS),
+  "soft_choices": ({}, VECTOR, DISCRETE),
   "nest": ({}, VECTOR, {"turn": DISCRETE, "pull": (UNBOUNDED,)}),
   "game": ({"num_simulations": 4}, None, None),
   "game_without_search": ({}, None, None),
@@ -84,6 +85,7 @@ CONFIGS = {
   "dqn": dqn.Config(),
   "td3": ddpg.td3(),
   "sac": sac.Config(),
+  "soft_choices": sac.Config(),
 }
 # Kinds in the fast set: one with a core state, one with statistics, one with
 # groups of parameters.

@@ -317,6 +317,17 @@ def _env_steps(run_dir):
 
 
 @pytest.mark.slow
+def test_actors_join_before_the_learner_is_up(tmp_path, joiners):
+  address = f"unix:{tmp_path}/learner"
+  joiners.start(address)
+  words = (*FEW, *SHORT, "--env", "Catch-v0", "--total-steps", 400)
+  last = _learn(seed_vtrace, address, *words)
+  (error,) = joiners.ended()
+  assert error.endswith(f"joined {address} as actor\nthe run is over\n")
+  assert last["env_steps"] >= 400 and last["learner_steps"] > 5
+
+
+@pytest.mark.slow
 def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   """The second learner starts late, and has options that the actors use."""
   address = f"unix:{tmp_path}/learner"
