@@ -152,6 +152,7 @@ class Batcher(Generic[R]):
     self.close()
 
   def _wait(self) -> None:
+    """Waits until a batch is complete."""
     while not self._closed and self._rows < self._target_rows:
       patience_seconds, self._wake_rows = None, 1.0
       if self._requests:

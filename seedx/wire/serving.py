@@ -747,6 +747,7 @@ class _Stream:
   def _ask(
     self, session: BatchedSession, message: array_layout.Buffer
   ) -> bytes:
+    """Waits for the reply to a message, and returns it."""
     answers: queue.SimpleQueue[bytes | calls.Refusal] = queue.SimpleQueue()
     session.receive(self._request(message, answers.put))
     answer = answers.get()

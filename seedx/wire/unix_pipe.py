@@ -108,6 +108,7 @@ class Pipe:
   def _receive(
     self, flags: int = socket.MSG_WAITALL
   ) -> array_layout.Buffer | None:
+    """Receives the rest of the message under way."""
     try:
       while self._received < len(self._message):
         size = self._socket.recv_into(
