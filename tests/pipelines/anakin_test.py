@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from seedx import app, envs, replay, sharding, types
-from seedx.agents import a2c, alphazero, dqn, ppo, r2d2
+from seedx.agents import a2c, dqn, ppo, r2d2
 from seedx.learning import learner
 from seedx.pipelines import anakin, sync
 from seedx.pipelines.anakin import training as training_lib
@@ -38,26 +38,12 @@ CELLS = {
   "ppo": (ppo.Config(epochs=2, minibatches=2, **SMALL), None, 2),
   "a2c-lstm-normalized": (a2c.Config(**LSTM), None, 1),
   "dqn": (dqn.Config(n_step=3, **SMALL), UNIFORM, 1),
-  "dqn-prioritized": (dqn.Config(**SMALL), PRIORITIZED, 2),
   "r2d2": (r2d2.Config(**SEQUENCES, **SMALL), PRIORITIZED, 2),
-  "alphazero": (alphazero.Config(num_simulations=4, **SMALL), UNIFORM, 2),
 }
-SLOW = [
-  pytest.param(name, marks=pytest.mark.slow)
-  for name in (
-    "a2c-lstm-normalized",
-    "dqn-prioritized",
-    "ppo",
-    "r2d2",
-    "alphazero",
-  )
-]
 
 
 def config_of(kind, agent=None, devices=1, **options):
-  is_game = isinstance(agent, alphazero.Config)
-  env = envs.Config("seedx:TicTacToe") if is_game else CARTPOLE
-  options = {"env": env, "num_envs": 4, "total_steps": 5000, **options}
+  options = {"env": CARTPOLE, "num_envs": 4, "total_steps": 5000, **options}
   return kind.Config(
     agent=agent or CELLS["ppo"][0],
     learner=learner.Config(
@@ -101,12 +87,11 @@ def train_from(made, start, updates):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_seeds", [1, 2])
 def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
-  num_seeds, monkeypatch
+  monkeypatch,
 ):
-  agent, replay, _ = CELLS["dqn-prioritized"]
-  config = config_of(anakin, agent, replay=replay, num_seeds=num_seeds)
+  agent = dqn.Config(**SMALL)
+  config = config_of(anakin, agent, replay=PRIORITIZED, num_seeds=2)
   kept = [
     x.nbytes
     for x in jax.tree.leaves(training_lib.Training(config)._state.replay)
@@ -120,7 +105,7 @@ def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dqn", *SLOW])
+@pytest.mark.parametrize("name", CELLS)
 def test_runs_from_the_same_start_or_checkpoint_are_bitwise_equal(name):
   made, start, first, line = trained(name)
   updates = line["learner_steps"]
@@ -137,7 +122,7 @@ def test_runs_from_the_same_start_or_checkpoint_are_bitwise_equal(name):
 
 # Without the prioritized replay, since `sync` samples it one batch ahead.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dqn", "ppo", SLOW[0]])
+@pytest.mark.parametrize("name", ["dqn", "ppo", "a2c-lstm-normalized"])
 def test_ten_updates_are_the_same_as_in_sync(name):
   """The last of several seeds trains as if it were alone."""
   _, _, state, line = trained(name)

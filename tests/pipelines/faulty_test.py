@@ -155,13 +155,10 @@ def agent_and_options(name):
 @pytest.mark.parametrize(
   ("name", "where", "value"),
   [
-    *(("ppo", "reward", value) for value in VALUES if value != LARGE),
-    *(("ppo", "observation", value) for value in VALUES if value != LARGE),
+    ("ppo", "observation", "inf"),
     ("ppo", "step_type", "nan"),
-    ("dqn", "observation", "inf"),
     ("dqn", "reward", "nan"),
     ("sac", "reward", "-inf"),
-    ("sac", "observation", "nan"),
     ("alphazero", "reward", "nan"),
   ],
 )

@@ -16,7 +16,6 @@ CELLS = [
   ("sync", "a2c"),
   ("seed", "vtrace"),
   ("impala", "vtrace"),
-  ("apex", "dqn"),
   ("a3c", "a2c"),
   ("gorila", "dqn"),
 ]
@@ -40,12 +39,11 @@ def test_the_mean_of_an_entry_arrives_from_the_same_episodes_as_the_return(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_an_environment_of_jax_functions_may_have_info(seeds, tmp_path):
+def test_an_environment_of_jax_functions_may_have_info(tmp_path):
   config = pipelines_test.config_of("anakin", "a2c", tmp_path)
   env = log_info_test.jax_config("over", "last/steps")
   made = running.Own(
-    dataclasses.replace(config, env=env, num_seeds=seeds, updates_per_call=2)
+    dataclasses.replace(config, env=env, num_seeds=2, updates_per_call=2)
   )
   last = made.run()
   assert last["info_last/steps"] == last["episode_length"] > 5

@@ -72,25 +72,19 @@ MODULES = {
 # Every other pipeline has a test file with small trainings.
 FAST = [("a3c", "a2c")]
 # To a pipeline, agents differ only in what they need: whole batches, windows,
-# sequences or priorities. These cells cover all needs. AlphaZero has its own
-# environment, in each pipeline. Agents with critics have a network for each
-# group of parameters, and a core state that no network reads.
+# sequences or priorities. These cells cover all needs, beside other slow tests.
+# Agents with critics have a network for each group of parameters, and a core
+# state that no network reads.
 SLOW = [
-  ("gorila", "dqn"),
   ("sync", "rainbow"),
-  ("anakin", "ppo"),
   ("impala", "ppo"),
   ("seed", "vtrace"),
-  ("seed", "r2d2"),
-  ("a3c", "dqn"),
   ("gorila", "r2d2"),
   ("apex", "r2d2"),
-  ("sync", "sac"),
-  ("anakin", "td3"),
   ("seed", "sac"),
   ("a3c", "td3"),
   ("apex", "ddpg"),
-  *((p, "alphazero") for p in MODULES),
+  *((p, "alphazero") for p in ("impala", "a3c", "gorila")),
 ]
 PIPELINES = tuple(MODULES)
 REPLAY = {
@@ -449,11 +443,7 @@ def test_the_agent_computes_first_priorities_from_the_same_unrolls(
   ("pipeline", "name"),
   conftest.slow_but(
     [("sync", "dqn")],
-    [
-      (pipeline, name)
-      for pipeline in ("sync", "seed", "apex", "gorila")
-      for name in ("dqn", "r2d2")
-    ],
+    [("sync", "dqn"), ("seed", "dqn"), ("apex", "r2d2"), ("gorila", "dqn")],
   ),
 )
 def test_a_replay_stores_each_step_of_an_environment_once(
@@ -523,9 +513,8 @@ def stored_unrolls(state):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dqn", "r2d2"])
-def test_anakins_replay_stores_each_step_of_an_environment_once(name, tmp_path):
-  made = running.Own(config_of("anakin", name, tmp_path, 400))
+def test_anakins_replay_stores_each_step_of_an_environment_once(tmp_path):
+  made = running.Own(config_of("anakin", "r2d2", tmp_path, 400))
   run_all(made, made.nodes)
   state = jax.tree.map(lambda x: x[0], made.learner._state.replay)
   state = getattr(state, "ring", state)
@@ -537,9 +526,12 @@ def test_anakins_replay_stores_each_step_of_an_environment_once(name, tmp_path):
   assert np.all(same | first) and 0 < np.mean(unrolls.action) < 1
 
 
-@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize(
-  "name", ["apex_dqn", pytest.param("r2d2", marks=pytest.mark.slow)]
+  ("name", "cores"),
+  conftest.slow_but(
+    [("apex_dqn", 1), ("apex_dqn", 2)],
+    [("apex_dqn", 1), ("apex_dqn", 2), ("r2d2", 1)],
+  ),
 )
 def test_a_million_steps_of_atari_take_little_more_than_their_frames(
   name, cores

@@ -106,15 +106,11 @@ BATCH_STEPS = 20
 # Pipelines with remote actors or workers, some of whose steps are on the way.
 REMOTE = ("seed", "impala", "apex", "gorila")
 CELLS = [
-  *(
-    (*cell, n)
-    for cell in (("sync", "a2c"), ("sync", "dqn+"))
-    for n in (1, 2, 3)
-  ),
-  *(("sync", name, 1) for name in ("ppo", "dqn", "r2d2+")),
-  ("anakin", "a2c", 2),
+  ("sync", "a2c", 1),
+  ("sync", "ppo", 1),
+  ("sync", "dqn+", 2),
+  ("sync", "r2d2+", 1),
   ("anakin", "dqn+", 1),
-  ("seed", "vtrace", 1),
   ("seed", "dqn+", 2),
   ("impala", "vtrace", 3),
   ("apex", "dqn", 1),

@@ -296,13 +296,12 @@ def new(folder, experiment="seed_vtrace", total_steps=10**9):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_host_that_stays_alone_ends_with_a_message(tmp_path, index):
+def test_a_host_that_stays_alone_ends_with_a_message(tmp_path):
   """JAX itself would crash without a message."""
   coordinator = f"127.0.0.1:{free_port()}"
   words = ["ppo", "--hosts", "2", "--coordinator", coordinator]
-  words += ["--host-index", str(index), "--meet-seconds", "2"]
-  host = Host(tmp_path, index, [*words, *new(tmp_path, "ppo")])
+  words += ["--host-index", "1", "--meet-seconds", "2"]
+  host = Host(tmp_path, 1, [*words, *new(tmp_path, "ppo")])
   try:
     assert host.wait() == 2
   finally:

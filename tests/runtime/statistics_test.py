@@ -21,7 +21,6 @@ AGENTS = {
   "seed": "a2c",
   "impala": "a2c",
   "a3c": "a2c",
-  "apex": "dqn",
   "gorila": "dqn",
 }
 # One actor or worker, so that episodes end in a known order.
@@ -29,7 +28,6 @@ ONE = {
   "sync": {},
   "seed": {"num_actors": 1},
   "impala": {"num_actors": 1, "unroll_length": 40},
-  "apex": {"num_actors": 1},
   "a3c": {"num_workers": 1},
   "gorila": {"num_workers": 1},
 }
@@ -184,9 +182,9 @@ def test_a_run_counts_what_environments_log(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_seeds", [1, 2])
-def test_anakin_counts_what_environments_do(num_seeds, tmp_path):
+def test_anakin_counts_what_environments_do(tmp_path):
   """Each seed's mean return covers 100 episodes, even if more end in a call."""
+  num_seeds = 2
   env = envs.Config("jax:tests.runtime.statistics_test:Arithmetic")
   options = {"num_seeds": num_seeds, "updates_per_call": 20, "num_envs": 8}
   config = config_of("anakin", env, tmp_path, **options)
@@ -206,7 +204,7 @@ def test_anakin_counts_what_environments_do(num_seeds, tmp_path):
   assert last["episode_return"] == np.mean(means)
   assert score_of(run, tmp_path) == last["episode_return"]
   for seed, mean in enumerate(means):
-    assert last.get(f"episode_return_seed_{seed}", mean) == mean
+    assert last[f"episode_return_seed_{seed}"] == mean
 
 
 def score_of(run, run_dir):
