@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from seedx import sharding, signals, types
-from seedx.agents import ppo, sac
+from seedx.agents import ppo
 from seedx.learning import experience, learner, multihost
 from seedx.runtime import host_links, hosts
 
@@ -37,21 +37,12 @@ def ppo_agent():
   return config.make(shared().SPEC, sharding.CORES)
 
 
-def sac_agent():
-  """Returns an agent with three optimizers, which learns from unrolls."""
-  config = sac.Config(
-    hidden_sizes=(8,), replayed=False, normalize_observations=True
-  )
-  return config.make(shared().SPEC, sharding.CORES)
-
-
 # Each case: agent, micro-batches, seeds of batches, hosts that have a batch.
 CASES = {
   "normalized": (normalizing_agent, 1, range(3), {0, 1}),
   "normalized, starved": (normalizing_agent, 1, range(3), {0}),
   "starved, micro-batches": (normalizing_agent, 2, [0], {1}),
   "ppo": (ppo_agent, 1, [0, 1], {0, 1}),
-  "sac": (sac_agent, 1, range(2), {0, 1}),
   "idle": (ppo_agent, 1, [0], set()),
 }
 

@@ -47,18 +47,10 @@ def config_of(folder, fields=None, **changes):
   return running.replaced(config, **changes).with_sockets(str(folder))
 
 
-@pytest.fixture(
-  scope="module",
-  params=[(0,), pytest.param((2, 3), marks=pytest.mark.slow)],
-  ids=["one core", "2 cores"],
-)
-def ran(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
   """Returns a run of two actors that has ended, and its messages."""
-  config = config_of(
-    tmp_path_factory.mktemp("run"),
-    learner_devices=request.param,
-    total_steps=10**9,
-  )
+  config = config_of(tmp_path_factory.mktemp("run"), total_steps=10**9)
   run = running.Running(config)
   spy = running.Spy(run)
   with run:
@@ -109,9 +101,9 @@ def test_the_replay_ratio_sets_the_number_of_updates(ran):
   run, _ = ran
   last = run.sink.lines[-1]
   learned = REPLAY.replay_batch_size * last["learner_steps"]
-  states = run.learner._source.states
+  (state,) = run.learner._source.states
   steps = BATCH * T  # Steps that a batch of unrolls adds.
-  batches = sum(int(state.ring.inserted) for state in states) // BATCH
+  batches = int(state.ring.inserted) // BATCH
   # Learning begins with enough experience, and keeps its ratio from then on.
   ratio, size = REPLAY.replay_ratio, REPLAY.replay_batch_size
   due = ratio * (batches - REPLAY.replay_min_steps // steps) * steps

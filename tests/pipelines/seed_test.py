@@ -75,7 +75,6 @@ def test_an_actor_without_seedx_trains_with_every_unroll(tmp_path):
 @pytest.mark.parametrize(
   ("env_id", "options", "info_keys"),
   [
-    ("Pendulum-v1", {}, ()),
     ("Taxi-v3", {"max_episode_steps": 20}, ("elapsed_step",)),
     ("Pong-v5", {"img_height": 36, "img_width": 36}, ()),
   ],

@@ -167,9 +167,8 @@ def test_the_replay_keeps_the_references_unrolls_and_their_priorities(name):
   conftest.slow_but(
     [("sequences in order", replay.Prioritized)],
     [
-      (name, kind)
-      for name in ("transitions", "sequences in order")
-      for kind in (replay.Uniform, replay.Prioritized)
+      ("sequences in order", replay.Prioritized),
+      ("transitions", replay.Uniform),
     ],
   ),
 )

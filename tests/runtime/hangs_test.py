@@ -238,31 +238,26 @@ HANGING_UPDATES = ("-m", "tests.hanging_updates", "20")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ("program", "words", "place"),
+  ("program", "words", "place", "ctrl_cs"),
   [
     (
       ("-m", "experiments.a2c"),
       (*HANGING_ENV, json.dumps({"steps": 300}), "--num-envs", "4"),
       "main: for",
+      1,
     ),
     (
       ("-m", "experiments.seed_vtrace"),
       (*HANGING_ENV, json.dumps({"steps": 300}), "--envs-per-actor", "4"),
       "(Waits until a batch is complete",
+      1,
     ),
-    ((*HANGING_UPDATES, "a2c"), ("--num-envs", "4"), "Learner.learn"),
-    ((*HANGING_UPDATES, "seed_vtrace"), (), "learner: for"),
-    (
-      (*HANGING_UPDATES, "apex_dqn"),
-      ("--replay-min-steps", "256"),
-      "learner: for",
-    ),
+    ((*HANGING_UPDATES, "a2c"), ("--num-envs", "4"), "Learner.learn", 1),
+    ((*HANGING_UPDATES, "a2c"), ("--num-envs", "4"), "Learner.learn", 2),
+    ((*HANGING_UPDATES, "seed_vtrace"), (), "learner: for", 1),
   ],
 )
-@pytest.mark.parametrize("ctrl_cs", [1, 2])
 def test_ctrl_c_ends_a_run_that_hangs(program, words, place, ctrl_cs, tmp_path):
-  if ctrl_cs == 2 and program[-1] != "a2c":
-    pytest.skip("one program suffices")
   run_dir = tmp_path / "run"
   path = run_dir / "metrics.jsonl"
   options = "--total-steps 1000000000 --hang-seconds 4 --log-seconds 0.1"
