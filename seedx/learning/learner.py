@@ -470,7 +470,6 @@ class Learner:
       ]
 
   def _is_updating(self) -> bool:
-    """Returns whether an update is running; any thread may call it."""
     with self._changing:
       running = [x.result.skipped for x in self._pending]
     return self._dispatching or not publication.is_ready(running)
@@ -484,7 +483,6 @@ class Learner:
     return [jax.tree.map(jnp.zeros_like, part) for part in batch.parts]
 
   def _inputs(self, parts: Sequence[types.Tree]) -> updates.Inputs:
-    """Returns the next update's inputs, from each core's part of a batch."""
     specs = self.agent.needs.specs
     batch = sharding.assemble(parts, self._mesh, specs)
     return updates.Inputs(np.int32(self.version), self._rng_key, batch)

@@ -213,7 +213,6 @@ class MultihostLearner(learner.Learner):
 
 
 def _summed(reports: hosts.Report) -> hosts.Report:
-  """Returns the sum of all hosts' reports, from one report on each core."""
   of_core = jax.tree.map(lambda leaf: leaf[0], reports)
   return losses.sum_over_cores(of_core, sharding.CORES)
 

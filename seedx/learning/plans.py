@@ -213,7 +213,6 @@ class Plan:
 
 
 def _check_kind(agent: base.Agent, config: replay_lib.Config | None) -> None:
-  """Raises types.ConfigError if the agent and the replay do not match."""
   window = agent.needs.window
   if window is not None and config is None:
     raise types.ConfigError(

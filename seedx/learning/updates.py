@@ -322,8 +322,6 @@ def _norms_of_mean(
 
 
 def _packed(update: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns an update whose `Result` has `Metrics`."""
-
   def packed(*arguments: Any) -> Any:
     result = update(*arguments)
     metrics = Metrics.of(result.output.metrics)
@@ -333,7 +331,6 @@ def _packed(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _core_key(inputs: Any) -> jax.Array:
-  """Returns the random key of this update and this core."""
   rng_key = jax.random.wrap_key_data(jnp.asarray(inputs.rng_key))
   key = jax.random.fold_in(rng_key, inputs.version)
   return jax.random.fold_in(key, jax.lax.axis_index(sharding.CORES))

@@ -223,7 +223,6 @@ class Prioritized:
     return state._replace(tree=tree)
 
   def _number(self, newest: jax.Array, entry: jax.Array) -> jax.Array:
-    """Returns the numbers of the unrolls at entries `[B]` of the ring."""
     return newest - (newest - entry) % self.capacity
 
   def _weights(self, mass: jax.Array) -> jax.Array:

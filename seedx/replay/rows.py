@@ -148,7 +148,6 @@ class Ring:
   def _entered(
     self, book: "Book", unrolls: jax.Array, origin: jax.Array, place: jax.Array
   ) -> jax.Array:
-    """Returns `Book.unrolls` with new unrolls."""
     entry = (book.inserted + jnp.arange(len(place))) % self.capacity
     return unrolls.at[entry].set(jnp.concatenate([place, origin], axis=1))
 

@@ -300,12 +300,10 @@ class _Rounds:
     return self._never == 0 or self._have_all_ended
 
   def start(self, env_steps: int) -> None:
-    """Starts the first round after `env_steps`."""
     with self._lock:
       self._began_steps = self._last_steps = env_steps
 
   def is_overdue(self, env_steps: int) -> bool:
-    """Returns whether this round is much longer than the previous one."""
     with self._lock:
       return env_steps - self._began_steps > _OVERDUE * self._took_steps
 
@@ -319,7 +317,6 @@ class _Rounds:
       return since if since > self._took_steps else 0
 
   def join(self, environments: int) -> None:
-    """Adds this number of reported environments."""
     with self._lock:
       self._envs += environments
       self._never += environments
@@ -368,7 +365,6 @@ class _Rounds:
       return now
 
   def _stop_waiting(self, last_rounds: np.ndarray) -> None:
-    """Stops waiting for environments; see `add`."""
     self._never -= int(np.count_nonzero(last_rounds < 0))
     self._have_all_ended |= self._never == 0
     self._not_yet -= int(np.count_nonzero(last_rounds < self._round))

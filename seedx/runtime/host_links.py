@@ -280,7 +280,6 @@ class _Signs:
     jax.distributed.shutdown()
 
   def end(self) -> None:
-    """Stops sending and watching signs."""
     self._ended.set()
     self._watcher.join()
     self._end_reporter()

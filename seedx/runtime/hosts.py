@@ -253,12 +253,10 @@ class _ActingCounts(counters.ActingCounts):
 
   @property
   def all_have_ended(self) -> bool:
-    """Whether all reported environments of all hosts have ended an episode."""
     return self._hosts_waiting == 0
 
   @property
   def all_here_have_ended(self) -> bool:
-    """Whether all reported environments of this host have ended an episode."""
     return super().all_have_ended
 
   def add(
@@ -268,7 +266,6 @@ class _ActingCounts(counters.ActingCounts):
     lengths: np.ndarray,
     info: types.Tree = (),
   ) -> None:
-    """Counts env steps and ended episodes, for the next report."""
     ended = ~np.isnan(returns)
     episodes = int(np.count_nonzero(ended))
     with self._pending_lock:
@@ -285,14 +282,12 @@ class _ActingCounts(counters.ActingCounts):
         self._totals += sums
 
   def add_discarded(self, unrolls: int) -> None:
-    """Counts discarded unrolls, for the next report."""
     with self._pending_lock:
       counts = self._counts
       discarded = counts.unrolls_discarded + unrolls
       self._counts = counts._replace(unrolls_discarded=discarded)
 
   def take(self) -> tuple[_Counts, np.ndarray]:
-    """Returns the pending counts and resets them."""
     with self._pending_lock:
       taken = self._counts, self._totals
       self._counts, self._totals = _Counts(), np.zeros_like(self._totals)

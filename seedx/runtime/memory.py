@@ -31,7 +31,6 @@ def _available(root: pathlib.Path) -> list[int]:
 
 
 def _left_by_groups(root: pathlib.Path) -> list[int]:
-  """Returns the free bytes of each control group that has a limit."""
   free = []
   for line in _text(root / "proc/self/cgroup").splitlines():
     _, controllers, path = line.split(":", 2)

@@ -47,7 +47,6 @@ class Publication:
     return newest.on_devices[device or self._devices[0]], newest.version
 
   def _drop_older(self) -> None:
-    """Drops all versions before the newest computed one."""
     while len(self._versions) > 1 and self._versions[1].is_computed():
       self._versions.popleft()
 
@@ -60,7 +59,6 @@ class _Version:
   version: int
 
   def is_computed(self) -> bool:
-    """Returns whether acting can use the parameters without waiting."""
     return is_ready(list(self.on_devices.values()))
 
 

@@ -344,14 +344,12 @@ class Program:
     version: jax.Array,
     batch: types.Tree,
   ) -> Any:
-    """Makes an update; returns an `updates.Result`."""
     inputs = updates.Inputs(jnp.int32(version), keys.learner, batch)
     return updates.OnCore(self.agent).whole(agent, inputs)
 
   def _share(
     self, state: State, clock: Clock, unroll: types.Unroll
   ) -> types.Share:
-    """Returns an unroll as a share, with priorities if the replay has any."""
     env = np.arange(self._num_envs, dtype=np.int32)
     number = jnp.int32(clock.time) // self.period
     share = types.Share(unroll, origin=self.agent.needs.origin(env, number))

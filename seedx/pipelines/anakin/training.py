@@ -267,7 +267,6 @@ class Training:
       returns.restore(counts["returns"][str(seed)])
 
   def _started(self, agent: base.AgentState) -> State:
-    """Returns the initial state of all trainings with these agents."""
     state, faults = self._init(agent, self._keys)
     faults = np.asarray(faults)
     self._check_faults(faults, int(np.count_nonzero(faults)))

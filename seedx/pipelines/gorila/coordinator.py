@@ -151,7 +151,6 @@ class Config(process.ServerConfig):
 
 
 def _check(agent: base.Agent, config: Config, replay_bytes: int) -> None:
-  """Raises types.ConfigError if the agent or the replay does not fit."""
   worker.max_gradient_norm(config.agent)
   parameter_server.Shard(agent, config.max_staleness)
   state = jax.eval_shape(agent.init, jax.random.key(0))

@@ -164,8 +164,6 @@ class SavedShards:
     return jax.tree.map(join, self._form[0], oldest, *states)
 
   def _divided(self, state: base.AgentState) -> list[base.AgentState]:
-    """Returns the state of each shard."""
-
     def divide(form: Any, nest: Any, part: slice) -> Any:
       return jax.flatten_util.ravel_pytree(nest)[0][part] if form.ndim else nest
 

@@ -224,7 +224,6 @@ class _Learner:
     self._acting = jax.jit(agent.acting)
 
   def newest(self) -> tuple[base.AgentState, types.Tree, np.int32]:
-    """Returns the newest state, its acting parameters, and its version."""
     client = self.client
     version = np.int32(client.version)
     # Copies: JAX may read arguments after the client has changed its arrays.
@@ -279,7 +278,6 @@ class _Worker:
     self._reset_counts()
 
   def run(self) -> None:
-    """Acts and learns until the run is over."""
     try:
       if not self._connect():
         return
@@ -346,7 +344,6 @@ class _Worker:
     return False
 
   def _servers(self) -> list[str]:
-    """Returns the current addresses of the parameter servers."""
     stream = self._client.stream(
       reports.SERVERS, (), wire.NOTHING, wire.NOTHING
     )
