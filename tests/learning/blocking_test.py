@@ -94,11 +94,8 @@ def test_a_device_that_only_acts_or_is_a_cpu_is_not_measured(device):
   assert meter.blocking.measure() == {}
 
 
-@pytest.mark.parametrize("micro_batches", [1, 4])
-def test_an_update_runs_from_its_dispatch_to_its_end(
-  micro_batches, monkeypatch
-):
-  learner = learner_test.make(1, micro_batches, learner_test.tiny_agent())
+def test_an_update_runs_from_its_dispatch_to_its_end(monkeypatch):
+  learner = learner_test.make(agent=learner_test.tiny_agent())
   update, seen = learner._update, []
 
   def recorded(state, inputs):

@@ -334,11 +334,7 @@ def test_the_smallest_sufficient_plan_is_accepted():
   [
     ("capacity", 0),
     ("min_steps", 65),
-    ("batch_size", 0),
-    ("ratio", float("nan")),
-    ("priority_exponent", -0.1),
     ("importance_exponent", 1.1),
-    ("importance_exponent_rise", 1.1),
   ],
 )
 def test_the_error_names_the_setting_that_is_out_of_range(name, value):
@@ -697,7 +693,6 @@ def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
 
 
 _GROUPS = {
-  "none": {},
   "of version 2": {
     "proc/self/cgroup": "0::/jobs/this\n",
     "sys/fs/cgroup/jobs/this/memory.max": "max\n",

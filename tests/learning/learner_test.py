@@ -703,18 +703,6 @@ def test_each_batch_is_counted_once_even_over_a_resume():
 def test_micro_batches_that_do_not_divide_the_batch_are_refused():
   with pytest.raises(types.ConfigError, match="3 parts divide"):
     run(make(micro_batches=3), [unroll_of()])
-  config = config_of(2, 4)
-  config.check_divides("batch_size", 16, 8)
-  with pytest.raises(types.ConfigError, match=r"multiple of 8, .*found 12"):
-    config.check_divides("batch_size", 12, 8)
-
-
-@pytest.mark.parametrize(
-  "name", ["unroll_length", "micro_batches", "batch_size", "queue_capacity"]
-)
-def test_the_error_names_the_setting_that_is_out_of_range(name):
-  with pytest.raises(types.ConfigError, match=f"expected {name} from 1"):
-    learner.InboxConfig(**{name: 0})
 
 
 def test_a_pipeline_with_an_inbox_needs_a_batch_size():

@@ -274,10 +274,7 @@ def test_a_new_actor_takes_a_killed_actors_slots_with_other_seeds(
   ("changes", "message"),
   [
     ({"batch_size": 6, "learner_devices": (0, 1, 2, 3)}, "4 learner devices"),
-    ({"total_steps": 0}, "total_steps from 1 to"),
     ({"num_actors": 0}, "num_actors from 1"),
-    ({"envs_per_actor": 0}, "envs_per_actor from 1"),
-    ({"fetch_interval": -1}, "fetch_interval from 0"),
     ({"env": envs.Config("NoSuch-v1")}, "NoSuch-v1"),
   ],
 )

@@ -215,14 +215,7 @@ def test_a_stop_ends_a_run_with_its_last_line_written():
 @pytest.mark.parametrize(
   ("name", "changes", "message"),
   [
-    ("a2c", {"replay": REPLAY}, "expected no replay"),
     ("ppo", {"micro_batches": 2}, "minibatches of its own"),
-    ("dqn", {"env": envs.Config("Pendulum-v1")}, "expected discrete actions"),
-    (
-      "dqn",
-      {"learner_devices": (0, 1, 2, 3), "micro_batches": 4},
-      "a replay_batch_size that is a multiple of 16 ",
-    ),
     (
       "dqn",
       {"num_envs": 6, "learner_devices": (0, 1, 2, 3)},
