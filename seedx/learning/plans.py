@@ -1,7 +1,6 @@
 """The amounts of experience of a run, from which its agent is made."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -170,9 +169,9 @@ class Plan:
       return experience.Once()
     # Each process counts an equal part of the env steps, and so makes equally
     # many updates.
-    count_steps = None
-    if acted is not None:
-      count_steps = functools.partial(self._steps_of_process, acted)
+    count_steps = (
+      None if acted is None else lambda: acted.env_steps // self.processes
+    )
     return replay_source.ReplaySource(
       self.replay_of_core(agent, len(cores), spec),
       self.replay.divided(self.processes),
@@ -181,9 +180,6 @@ class Plan:
       rng_key,
       count_steps,
     )
-
-  def _steps_of_process(self, acted: counters.ActingCounts) -> int:
-    return acted.env_steps // self.processes
 
   def _check_minibatches(self, needs: base.Needs) -> None:
     size, unit = self.batch_steps // self.parts, "env steps"

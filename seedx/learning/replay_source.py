@@ -159,7 +159,10 @@ class ReplaySource(experience.Experience):
       with self._pause.changes():
         if not self._ratio.take():
           return
-        yield self._next()
+        batch = self._ahead or self._draw_batch()
+        if self._config.has_priorities:
+          self._ahead = self._draw_batch()
+        yield batch
 
   def learned(
     self, windows: Sequence[types.Tree], priorities: Sequence[jax.Array]
@@ -197,7 +200,10 @@ class ReplaySource(experience.Experience):
       name: sum(counts[name].item() for counts in self._metrics)
       for name in (self._metrics[0] if self._metrics else ())
     }
-    return {"replay_size": min(self._steps, self._max_steps), **sums}
+    unroll_steps = self._period * len(self._cores)  # One unroll on each core.
+    max_unrolls = max(1, self._config.replay_capacity // unroll_steps)
+    size = min(self._steps, max_unrolls * unroll_steps)
+    return {"replay_size": size, **sums}
 
   @property
   def kept(self) -> "ReplaySource":
@@ -247,12 +253,6 @@ class ReplaySource(experience.Experience):
         f" run has {len(self._cores)}"
       )
     self._restored = saved
-
-  @property
-  def _max_steps(self) -> int:
-    """Number of env steps that all replays of this process can hold."""
-    unroll_steps = self._period * len(self._cores)  # One unroll on each core.
-    return max(1, self._config.replay_capacity // unroll_steps) * unroll_steps
 
   def _counts(self) -> dict[str, types.Tree]:
     return {
@@ -338,12 +338,6 @@ class ReplaySource(experience.Experience):
     new = max(0, min(new_steps, self._acted() - self._seen))
     self._seen += new
     return new
-
-  def _next(self) -> experience.Batch:
-    batch = self._ahead or self._draw_batch()
-    if self._config.has_priorities:
-      self._ahead = self._draw_batch()
-    return batch
 
   def _draw_batch(self) -> experience.Batch:
     self._num_drawn += 1

@@ -172,8 +172,9 @@ class Prioritized:
       AssertionError: priorities have another shape or are not floats.
     """
     entry = windows.leaf // self._ring.num_windows(state.ring)
+    # The numbers of the unrolls at these entries, now and then.
     now, then = (
-      self._number(newest, entry)
+      newest - (newest - entry) % self.capacity
       for newest in (state.ring.inserted - 1, windows.newest)
     )
     is_kept = (now == then) & (then >= state.ring.book.oldest)
@@ -221,9 +222,6 @@ class Prioritized:
     first = jnp.maximum(oldest, ring.inserted - self.capacity)
     tree = jax.lax.fori_loop(first, ring.book.oldest, forget, state.tree)
     return state._replace(tree=tree)
-
-  def _number(self, newest: jax.Array, entry: jax.Array) -> jax.Array:
-    return newest - (newest - entry) % self.capacity
 
   def _weights(self, mass: jax.Array) -> jax.Array:
     """Returns importance weights `[B]` for beta = 1 from priority ** alpha."""

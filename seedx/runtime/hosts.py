@@ -10,13 +10,13 @@ and no host waits for another in between.
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from seedx import metrics, types, wire
-from seedx.runtime import clocks, counters
+from seedx.runtime import clocks, counters, seeding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,27 +95,6 @@ class _Counts(NamedTuple):
   waits_for_episodes: int = 0
 
 
-def empty_report(num_info: int = 0) -> Report:
-  """Returns a report of zeros, with `num_info` entries of `info`."""
-  sizes = len(_Counts._fields), 2 + 2 * num_info, 256
-  return Report(*(np.zeros(size, np.float32) for size in sizes))
-
-
-class Seeds(Protocol):
-  """Counts of the seeds that hosts have handed out.
-
-  Attributes:
-    taken: number of seeds that this host has handed out.
-    taken_together: number of seeds of all hosts, as of the last exchange.
-  """
-
-  taken: int
-  taken_together: int
-
-
-S = TypeVar("S", bound=Seeds)
-
-
 class Hosts:
   """The learner hosts of a run, as seen by one of them.
 
@@ -158,7 +137,7 @@ class Hosts:
     self._stop = stop or threading.Event()
     self._ending = ending
     self._acted: _ActingCounts | None = None
-    self._seeds: Seeds | None = None
+    self._seeds: seeding.Seeds | None = None
     self._seeds_sent = 0
     self._batches = count
 
@@ -187,7 +166,7 @@ class Hosts:
     self._acted = _ActingCounts(*options)
     return self._acted
 
-  def counted(self, seeds: S) -> S:
+  def counted(self, seeds: seeding.Seeds) -> seeding.Seeds:
     """Exchanges the counts of `seeds` from now on; returns `seeds`.
 
     A resumed run thus skips the seeds that any host has handed out.
@@ -198,7 +177,8 @@ class Hosts:
   def empty_report(self) -> Report:
     """Returns a report of zeros with the shapes of this run's reports."""
     assert self._acted is not None
-    return empty_report(len(self._acted.info))
+    sizes = len(_Counts._fields), 2 + 2 * len(self._acted.info), 256
+    return Report(*(np.zeros(size, np.float32) for size in sizes))
 
   def report(self, has_batch: bool) -> Report:
     """Returns this host's report for an update, and resets its counts."""

@@ -209,7 +209,10 @@ class Training:
       steps = self._rolled_out * batch_steps
       line["replay_size"] = min(steps, replay.replay_capacity)
     if num_seeds > 1:
-      line["steps_per_second_all_seeds"] = self._rate_of_all()
+      now, env_steps = time.monotonic(), self._env_steps
+      (then, env_steps_then), self._last = self._last, (now, env_steps)
+      rate = (env_steps - env_steps_then) / (now - then)
+      line["steps_per_second_all_seeds"] = rate
       for seed, returns in self._returns.items():
         mean = returns.mean() if self.acted.all_have_ended else None
         line[f"{metrics.OF_SEED}{seed}"] = mean
@@ -218,11 +221,6 @@ class Training:
   @property
   def _num_skipped(self) -> int:
     return sum(x.updates for x in self._skipped)
-
-  def _rate_of_all(self) -> float:
-    now, env_steps = time.monotonic(), self._env_steps
-    (then, env_steps_then), self._last = self._last, (now, env_steps)
-    return (env_steps - env_steps_then) / (now - then)
 
   def policy(self, saved: types.Tree) -> types.Tree:
     """Returns a saved process's acting parameters, of its first seed."""

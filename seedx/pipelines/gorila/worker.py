@@ -333,7 +333,11 @@ class _Worker:
     servers: list[str] = []
     while not self._stop.is_set() and self._report():
       try:
-        servers = self._servers()
+        stream = self._client.stream(
+          reports.SERVERS, (), wire.NOTHING, wire.NOTHING
+        )
+        stream.close()
+        servers = reports.addresses(stream.welcome)
         self._learner.client.connect(servers)
         return True
       except wire.WireError as error:
@@ -342,13 +346,6 @@ class _Worker:
         security_check.run(servers)
         self._stop.wait(_RETRY_SECONDS)
     return False
-
-  def _servers(self) -> list[str]:
-    stream = self._client.stream(
-      reports.SERVERS, (), wire.NOTHING, wire.NOTHING
-    )
-    stream.close()
-    return reports.addresses(stream.welcome)
 
   def _report(self) -> bool:
     """Sends a report of the work done; returns False if the run is over."""
