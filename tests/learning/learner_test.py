@@ -3,26 +3,23 @@
 import concurrent.futures
 import dataclasses
 import functools
-import itertools
 import threading
 import weakref
 from unittest import mock
 
 import chex
-import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
 
-from seedx import metrics, replay, sharding, trees, types
+from seedx import metrics, sharding, trees, types
 from seedx.agents import base, models, ppo, vtrace
 from seedx.learning import experience, learner, pending, updates
 from seedx.pipelines import impala
 from seedx.runtime import progress, publication
 from tests import conftest, programs, running
-from tests.learning import experience_test
 
 compiled_once = programs.compiled_once
 
@@ -68,10 +65,6 @@ def agent_of():
 
   update = base.composed_update(gradients, agent.apply)
   return dataclasses.replace(agent, gradients=gradients, update=update)
-
-
-# `tests/host_updates.py` selects the agent by this name.
-normalizing_agent = agent_of
 
 
 def tiny_agent(wrong=lambda: 0.0):
@@ -588,88 +581,29 @@ def test_a_learner_ends_after_many_skipped_updates_in_a_row(monkeypatch):
 # New priorities
 
 
-@functools.cache
-def weighing_agent():
-  """Returns an agent whose new priorities encode the window and the update."""
+def test_new_priorities_reach_the_source_in_the_order_of_its_cores():
+  """New priorities are the versions of unrolls."""
+  seen = []
 
   def update(state, rng_key, batch):
     del rng_key
-    unroll, start = batch.unroll.version[0], batch.unroll.action[0]
-    priorities = 1.0 + 100 * state.updates + 10 * unroll + start
-    state = dataclasses.replace(state, updates=state.updates + 1)
+    priorities = batch.version[0].astype(jnp.float32)
     return state, types.LossOutput(jnp.float32(8), {}, priorities)
 
-  return dataclasses.replace(
-    experience_test.agent_of(),
-    init=lambda rng_key: base.AgentState(
-      (), (), {}, jnp.int32(0), jnp.float32(0)
-    ),
-    update=update,
-  )
+  class Recorded(experience.Once):
+    def learned(self, windows, priorities):
+      seen.append((windows, [np.asarray(x).tolist() for x in priorities]))
 
-
-def priority_of(update, unroll, start):
-  return 1.0 + 100 * update + 10 * unroll + start
-
-
-class Prioritized:
-  """A prioritized replay of two cores, and its expected priorities."""
-
-  def __init__(self):
-    config = experience_test.replay_config(
-      replay.PrioritizedConfig, ratio=12.0, priority_exponent=1.0
-    )
-    self.source = experience_test.source_of(config)
-    self.learner = learner.Learner(
-      weighing_agent(), config_of(2), self.source, KEY
-    )
-    self.shares = [
-      share._replace(data=share.data._replace(inputs=no_resets(share)))
-      for share in experience_test.with_priorities(0)
-    ]
-    self._learned = 0
-    windows = range(experience_test.WINDOWS)
-    self.expected = [
-      {(2 * core + i, start): 1.0 for i in range(2) for start in windows}
-      for core in range(2)
-    ]
-
-  def learned(self, batch):
-    """Sets the expected priorities after one more update."""
-    for core, part in enumerate(batch.parts):
-      for window in experience_test.drawn(part):
-        self.expected[core][window] = priority_of(self._learned, *window)
-    self._learned += 1
-
-  def check(self):
-    for core in range(2):
-      masses = experience_test.masses(self.source, core)
-      assert masses == pytest.approx(self.expected[core], rel=1e-5)
-
-
-def no_resets(share):
-  timestep = dm_env.TimeStep(
-    step_type=np.ones_like(share.data.version),
-    reward=(),
-    discount=(),
-    observation=(),
-  )
-  return types.Inputs(
-    jax.device_put(timestep, share.data.version.device), (), ()
-  )
-
-
-def test_new_priorities_reach_the_windows_of_their_batch():
-  """The test takes three batches before it learns from them."""
-  prioritized = Prioritized()
-  batches, count = prioritized.source(prioritized.shares), 0
-  while taken := list(itertools.islice(batches, 3)):
-    for batch in taken:
-      prioritized.learner.learn(batch)
-      prioritized.learned(batch)
-      prioritized.check()
-      count += 1
-  assert count == 24
+  agent = dataclasses.replace(tiny_agent(), update=update)
+  learner_ = learner.Learner(agent, config_of(2), Recorded(), KEY)
+  version = np.tile(np.arange(BATCH, dtype=np.int32), (LENGTH, 1))
+  shares = learner_.shares(unroll_of()._replace(version=version))
+  (batch,) = experience.Once()(shares)
+  for number in range(3):
+    learner_.learn(batch._replace(windows=[number, -number]))
+  learner_.finish()
+  halves = [list(range(BATCH // 2)), list(range(BATCH // 2, BATCH))]
+  assert seen == [([k, -k], halves) for k in range(3)]
 
 
 def test_each_batch_is_counted_once_even_over_a_resume():

@@ -415,7 +415,7 @@ def test_a_leaf_that_is_set_twice_gets_one_of_its_values():
   assert total(tree) == leaves[3] + leaves[20]
 
 
-@pytest.mark.parametrize("kind", ["any", "zeros", "ascending", "descending"])
+@pytest.mark.parametrize("kind", ["any", "zeros", "descending"])
 def test_find_in_a_million_leaves_returns_one_above_0_near_the_amount(kind):
   # The sums of these leaves in float32 are far from exact.
   rng = np.random.default_rng(0)
@@ -423,9 +423,9 @@ def test_find_in_a_million_leaves_returns_one_above_0_near_the_amount(kind):
   if kind == "zeros":
     value *= rng.random(2**20) < 0.01
     value[-50_000:] = 0.0
-  if kind in ("ascending", "descending"):
-    value.sort()
-  tree = tree_of(value[::-1] if kind == "descending" else value)
+  if kind == "descending":
+    value = np.sort(value)[::-1]
+  tree = tree_of(value)
   leaves, tree_total = np.asarray(tree[0]), np.float32(total(tree))
   # Amounts at and around the edges of a level's blocks, and beyond the end.
   edge = np.cumsum(np.asarray(tree[1]))[:: 2**6]
