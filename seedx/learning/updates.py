@@ -261,7 +261,6 @@ class Whole:
     )
 
   def __call__(self, state: base.AgentState, inputs: Any) -> Any:
-    """See `Program`."""
     return self._update(state, inputs)
 
   def compile(self, state: base.AgentState, inputs: Any) -> None:
@@ -292,7 +291,6 @@ class Accumulation:
     self._apply = jax.jit(_packed(on_core.apply))
 
   def __call__(self, state: base.AgentState, inputs: Any) -> Any:
-    """See `Program`."""
     total = self._part(state, inputs, np.int32(0))
     for index in range(1, self._micro_batches):
       # Inference on the same device can run between two micro-batches.

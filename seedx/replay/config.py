@@ -73,7 +73,6 @@ class Config:
   replay_ratio: float = types.setting(4.0, low=1e-6, high=1e6)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
     types.check_settings(self)
     types.check_range(
       "replay_min_steps", self.replay_min_steps, 1, self.replay_capacity

@@ -82,7 +82,6 @@ class Prioritized:
   importance_exponent_rise: float = types.setting(0.0, low=0.0, high=1.0)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
     types.check_settings(self)
     _ = self._ring  # Checks the sizes.
 

@@ -71,7 +71,6 @@ class Uniform:
   streams: int = 0
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
     types.check_range("capacity", self.capacity, 1, 2**31 - 1)
     types.check_range("window", self.window, 1, 2**31 - 1)
 

@@ -124,7 +124,7 @@ class Hosts:
     """Makes a host that has exchanged nothing yet.
 
     Once `stop` is set, the host wants to stop with the exit status that
-    `ending` returns. `meet` waits for all hosts at a barrier of a given name.
+    `ending` returns.
     """
     self.index = index
     self.count = count

@@ -55,7 +55,6 @@ class Config(abc.ABC):
   agent: base.Config
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for an invalid setting."""
     types.check_settings(self)
 
   def with_sockets(self, folder: str) -> Self:

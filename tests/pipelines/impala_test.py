@@ -147,16 +147,6 @@ def test_each_actor_has_its_own_slots_and_seeds(ran):
   assert run.unrolls.sessions.leases.free == [3 * ENVS]
 
 
-def test_all_cores_have_the_same_parameters(ran):
-  run, _ = ran
-  # `_state` has the copies of all cores, `state` only the first copy.
-  for leaf in jax.tree.leaves(run.learner._state):
-    shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
-    assert len(shards) == len(run.config.learner.learner_devices)
-    for shard in shards:
-      np.testing.assert_array_equal(shard, shards[0])
-
-
 # Parameters
 
 

@@ -385,19 +385,6 @@ def test_shards_together_update_like_the_whole_agent(target_rate):
   assert np.abs(joined - flat).max() > 1e-4
 
 
-def test_a_restarted_shard_continues_the_schedule():
-  steps = []
-  for version in (0, 9, 10):
-    shard = shard_of(scheduled())
-    shard.start(vector_of(version, [0.0]))
-    reply = shard.push(vector_of(version, [0.1]))
-    assert reply.version == version + 1
-    steps.append(abs(float(reply.vector[0])))
-  first, late, ended = steps
-  assert ended < 1e-6 * first  # The schedule is computed in float32.
-  np.testing.assert_allclose(late, first / 10, rtol=1e-5)
-
-
 def test_resets_do_not_advance_the_schedule():
   """A worker gives a restarted server the number of resets, too."""
   shard, steps = shard_of(scheduled()), []

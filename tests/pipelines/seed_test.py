@@ -1,6 +1,5 @@
 """The SEED pipeline end to end, with actors on threads."""
 
-import contextlib
 import dataclasses
 import json
 import subprocess
@@ -152,50 +151,9 @@ def training(tmp_path_factory):
   with running.Running(
     config_of(tmp_path_factory.mktemp("run")), actors=2
   ) as run:
-    run.wait_for(lambda: run.acted.env_steps and _is_free(run))
+    run.wait_for(lambda: run.acted.env_steps and run.leases.free[0] == ENVS)
     yield run
     run.stop.set()
-
-
-def _is_free(run):
-  return run.leases.free[0] == ENVS
-
-
-@contextlib.contextmanager
-def _visiting(run):
-  """Opens a stream like an actor, with one message of its environments."""
-  environment = envs.make(run.config.env, ENVS)
-  environment.reset()
-  over = threading.Event()
-
-  def observations():
-    yield environment.recv()
-    over.wait()
-
-  with wire.Client(run.config.address) as client:
-    yield client.stream(
-      protocol.ACT,
-      observations(),
-      *protocol.act_layouts(environment.spec, ENVS),
-      hello={"num_envs": ENVS},
-    )
-    over.set()
-  environment.close()
-
-
-@pytest.mark.slow
-def test_an_actor_that_dies_gives_its_slots_back(training):
-  seeds, before = [], training.acted.saved()["unrolls_discarded"]
-  for _ in range(3):
-    # The stream closes in the middle of an unroll.
-    with _visiting(training) as stream:
-      seeds.append(stream.welcome["first_seed"])
-      assert next(stream).shape == (ENVS,)
-      assert not _is_free(training)
-      stream.close()
-    training.wait_for(lambda: _is_free(training))
-  assert np.diff(seeds).tolist() == [ENVS] * 2
-  assert training.acted.saved()["unrolls_discarded"] >= before + 3 * ENVS
 
 
 def test_an_actor_ends_if_the_run_stops_while_it_waits_for_actions(

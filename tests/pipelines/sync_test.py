@@ -145,24 +145,6 @@ def test_nothing_is_compiled_after_the_first_updates(name):
   assert counts[0] == counts[-1] > 0
 
 
-@pytest.mark.slow
-def test_four_cores_learn_the_same_as_one():
-  # Without a large epsilon, Adam would amplify rounding errors.
-  config = config_of("a2c", {"adam_epsilon": 1.0, "learning_rate": 1.0})
-  start = running.Own(config).learner.state
-  one, _ = train(config)
-  four, _ = train(running.replaced(config, learner_devices=(0, 1, 2, 3)))
-  assert one.learner.version == four.learner.version >= 5
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(
-      a, b, rtol=1e-4, atol=1e-4 * float(np.abs(b).max())
-    ),
-    four.learner.state.params,
-    one.learner.state.params,
-  )
-  assert distance(start.params, one.learner.state.params) > 0.01
-
-
 PONG = envs.Config("Pong-v5", {"img_height": 36, "img_width": 36})
 
 
