@@ -116,7 +116,7 @@ class Roles:
     all_nodes: Sequence[topology.Node],
     experiment: str,
     options: Mapping[str, Any],
-    addresses: Mapping[str, Addresses],
+    addresses: Mapping[str, topology.Addresses],
   ) -> None:
     """Starts without joined processes.
 

@@ -8,7 +8,7 @@ import pickletools
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from seedx import types
 
@@ -40,6 +40,16 @@ class Node:
   config: Any
   count: int = 1
   needs_jax: bool = False
+
+
+class Addresses(Protocol):
+  """The addresses of the processes of one role, see `admission.Addresses`."""
+
+  def take(self, address: str) -> int:
+    """Takes a free number for a joining process that listens at `address`."""
+
+  def give_back(self, number: int) -> None:
+    """Frees the number of a process that has left."""
 
 
 def share_cores(processes: int) -> None:

@@ -15,8 +15,8 @@ import jax
 
 from seedx import envs, metrics, types, wire
 from seedx.agents import base
-from seedx.launch import admission, topology
 from seedx.launch import config as launch_config
+from seedx.launch import topology
 from seedx.runtime import clocks, counters, process_parts, seeding
 from seedx.runtime import hosts as hosts_lib
 from seedx.wire import serving
@@ -210,7 +210,7 @@ class Process:
   )
   steps: Callable[[], Iterator[None]] | None = None
   server: serving.Server | None = None
-  addresses: Mapping[str, admission.Addresses] = dataclasses.field(
+  addresses: Mapping[str, topology.Addresses] = dataclasses.field(
     default_factory=dict
   )
   stopping: Callable[[], None] = lambda: None
