@@ -179,11 +179,7 @@ def _start(
       failures.append(failure)
 
   where = f" at {config.coordinator}" if config.coordinator else ""
-  print(
-    f"waiting for {config.hosts} learner hosts{where}",
-    file=sys.stderr,
-    flush=True,
-  )
+  signals.print_at_once(f"waiting for {config.hosts} learner hosts{where}\n")
   connecting = threading.Thread(target=connect, daemon=True)
   connecting.start()
   _wait(connecting, config, where, stop, ending)
@@ -221,21 +217,17 @@ def _wait(
       os._exit(ending.status or 1)  # Nothing else ends JAX's wait.
     now = time.monotonic()
     if now > began + config.meet_seconds:
-      print(
+      signals.print_at_once(
         f"error: {config.hosts} learner hosts{where} have not all connected"
         f" within {config.meet_seconds:g} s; start all of them, let each reach"
-        " the --coordinator, or allow more --meet-seconds",
-        file=sys.stderr,
-        flush=True,
+        " the --coordinator, or allow more --meet-seconds\n"
       )
       os._exit(2)
     if now > reminded + _REMIND_SECONDS:
       reminded = now
-      print(
+      signals.print_at_once(
         f"still waiting for {config.hosts} learner hosts{where}, for"
-        f" {now - began:.0f} s",
-        file=sys.stderr,
-        flush=True,
+        f" {now - began:.0f} s\n"
       )
 
 
@@ -307,11 +299,9 @@ class _Signs:
   def _lose(self, host: str) -> None:
     """Ends this process, whose next update would wait forever."""
     self._end_reporter()
-    print(
+    signals.print_at_once(
       f"learner host {host} has given no sign of life for"
-      f" {_SILENT_SECONDS:g} s; {_RESUME}",
-      file=sys.stderr,
-      flush=True,
+      f" {_SILENT_SECONDS:g} s; {_RESUME}\n"
     )
     rescue = threading.Thread(target=self._hosts.rescue, daemon=True)
     rescue.start()
