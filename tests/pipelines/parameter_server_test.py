@@ -227,22 +227,27 @@ def test_the_first_worker_gives_an_empty_shard_its_parameters():
 
 
 @pytest.mark.parametrize(
-  ("method", "version", "value"),
+  ("method", "version", "value", "resets"),
   [
-    ("start", 0, np.nan),
-    ("start", -1, 1.0),
-    ("start", 2**31 - 1, 1.0),
-    ("push", 5, -np.inf),
-    ("push", 6, 1.0),
-    ("push", -1, 1.0),
+    ("start", 0, np.nan, 0.0),
+    ("start", -1, 1.0, 0.0),
+    ("start", 2**31 - 1, 1.0, 0.0),
+    ("push", 5, -np.inf, 0.0),
+    ("push", 6, 1.0, 0.0),
+    ("push", -1, 1.0, 0.0),
+    ("push", 5, 1.0, -0.5),
+    ("push", 5, 1.0, 1.5),
+    ("push", 5, 1.0, np.nan),
   ],
 )
-def test_an_invalid_message_leaves_a_shard_unchanged(method, version, value):
+def test_an_invalid_message_leaves_a_shard_unchanged(
+  method, version, value, resets
+):
   shard = shard_of(adding_agent())
   if method == "push":
     shard.start(vector_of(5, [3.0]))
   with pytest.raises(wire.Refusal, match=r"expected .* found") as caught:
-    getattr(shard, method)(vector_of(version, [value]))
+    getattr(shard, method)(vector_of(version, [value], resets))
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   reply = shard.start(vector_of(5, [3.0]))
   assert reply.version == 5 and reply.vector == [3.0]
@@ -397,15 +402,6 @@ def test_resets_do_not_advance_the_schedule():
     other.start(vector_of(4, [0.0], resets))
     steps.append(float(other.push(vector_of(4, [0.1])).vector[0]))
   np.testing.assert_allclose(steps[0] / steps[1], 0.8 / 0.6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("resets", [-0.5, 1.5, np.nan])
-def test_a_share_of_resets_out_of_range_is_refused(resets):
-  shard = shard_of(adding_agent())
-  shard.start(vector_of(0, [3.0]))
-  with pytest.raises(wire.Refusal, match="expected resets") as caught:
-    shard.push(vector_of(0, [1.0], resets))
-  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
 
 
 def test_an_agent_that_cannot_be_updated_in_parts_is_refused():

@@ -79,19 +79,6 @@ def test_a_stop_ends_the_waits_of_threads_before_other_hosts_agree():
   assert context.hosts.over.is_set() and not context.hosts.failed
 
 
-def test_a_failure_ends_the_waits_of_other_threads():
-  channel = channels.Channel()
-
-  def fail():
-    raise ValueError("broken")
-
-  threads = {"fails": fail, "waits": channel.get}
-  with pytest.raises(ValueError, match="broken"):
-    running_lib.run(
-      make(threads=threads, stopping=channel.close), process.Context()
-    )
-
-
 @pytest.mark.parametrize("where", ["thread", "check"])
 def test_a_failure_stops_the_other_hosts(where):
   context = process.Context(hosts=hosts.Hosts(0, 2))
@@ -107,17 +94,18 @@ def test_a_failure_stops_the_other_hosts(where):
   assert context.hosts.failed and context.stop.is_set()
 
 
-def test_a_threads_exception_is_raised_after_the_last_line():
+def test_a_threads_exception_ends_other_waits_and_follows_the_last_line():
   def fail():
     raise ValueError("broken")
 
-  sink, closed = running.Lines(), []
+  sink, closed, channel = running.Lines(), [], channels.Channel()
+  made = make(
+    threads={"fails": fail, "waits": channel.get},
+    stopping=channel.close,
+    close=lambda: closed.append(True),
+  )
   with pytest.raises(ValueError, match="broken"):
-    running_lib.run(
-      make(threads={"fails": fail}, close=lambda: closed.append(True)),
-      process.Context(),
-      [sink],
-    )
+    running_lib.run(made, process.Context(), [sink])
   assert len(sink.lines) == 1 and closed == [True]
 
 
