@@ -25,11 +25,10 @@ from tests.pipelines import pipelines_test
 
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
-# Pipelines with different parts. Ape-X has the parts of IMPALA, and a replay.
+# Pipelines with different parts. IMPALA has those of SEED, as Ape-X has.
 CELLS = [
   ("sync", "a2c"),
   ("seed", "a2c"),
-  ("impala", "vtrace"),
   ("a3c", "a2c"),
   ("gorila", "dqn"),
   ("sync", "sac"),

@@ -106,7 +106,6 @@ BATCH_STEPS = 20
 # Pipelines with remote actors or workers, some of whose steps are on the way.
 REMOTE = ("seed", "impala", "apex", "gorila")
 CELLS = [
-  ("sync", "a2c", 1),
   ("sync", "ppo", 1),
   ("sync", "dqn+", 2),
   ("sync", "r2d2+", 1),
