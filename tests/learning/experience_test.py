@@ -66,8 +66,7 @@ def source_of(config, cores=2, seed=0, total_steps=100):
 
 
 def make(cores=2, seed=0, **changes):
-  source = source_of(replay_config(**changes), cores, seed)
-  return source
+  return source_of(replay_config(**changes), cores, seed)
 
 
 @functools.cache

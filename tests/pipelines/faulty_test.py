@@ -19,9 +19,8 @@ from seedx.pipelines.anakin import fault_counts, training
 from seedx.runtime import progress
 
 FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
+# The value "large" is no fault, but too large for an update.
 VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "large": 3e38}
-# The value that is no fault, but too large for an update.
-LARGE = "large"
 
 
 class State(NamedTuple):
@@ -225,7 +224,7 @@ def test_a_fault_of_one_of_several_trainings_names_its_seed():
 
 @pytest.mark.slow
 def test_a_training_that_stops_learning_ends_the_run_if_it_is_alone(capfd):
-  options = {"value": LARGE, "seed": 2**29 + 3, "start": 0, "every": 1}
+  options = {"value": "large", "seed": 2**29 + 3, "start": 0, "every": 1}
   made = training.Training(config_of(anakin, PPO, num_seeds=2, **options))
   for _ in range(120):
     made.call()

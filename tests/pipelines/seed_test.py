@@ -26,7 +26,6 @@ AGENT = vtrace.Config(
   reward_scale=1.0,
 )
 ENVS, T, BATCH = 4, 5, 8
-CARTPOLE = envs.Config("CartPole-v1")
 
 
 def config_of(folder, **changes):

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from seedx import envs, replay, types
-from seedx.agents import a2c, dqn, ppo, vtrace
+from seedx.agents import a2c, dqn, ppo
 from seedx.learning import learner
 from seedx.pipelines import sync
 from seedx.runtime import counters, process
 from tests import programs, running
 
 compiled_once = programs.compiled_once
-AGENTS = {"a2c": a2c, "vtrace": vtrace, "ppo": ppo, "dqn": dqn}
+AGENTS = {"a2c": a2c, "ppo": ppo, "dqn": dqn}
 NUM_ENVS, UNROLL_LENGTH = 4, 5
 REPLAY = replay.Config(
   replay_capacity=400,
