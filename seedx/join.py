@@ -10,15 +10,12 @@ which a scheduler warns all processes of a job, have no effect: the learner then
 saves the run, and ends it.
 """
 
-import argparse
-import contextlib
 import dataclasses
-import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from seedx import output, signals
 
@@ -28,32 +25,38 @@ if __name__ == "__main__":
 
 from seedx import types, wire
 from seedx.acting import thin_actor
+from seedx.app.cli import command_line
 from seedx.launch import joining
 
-_GAVE_UP = 3
-# Help for options whose values are text, and for options in JSON.
-_TEXTS = {
-  "--role": "role of this process, if the run has several",
-  "--listen": "address at which others reach this process, if it is a server",
-  "--env": "environment of the learner; needed only if it is MODULE:FACTORY",
-  "--observation-transform": (
-    "transform of the learner; needed only if it is MODULE:FUNCTION"
-  ),
-  "--experiment": "name of an experiment; join only if the learner runs it",
-  "--tls-ca": "file of the authority that signed the learner's certificate",
-  "--tls-certificate": "file of this process's certificate",
-  "--tls-key": "file of the certificate's private key",
-  "--token-file": (
-    "file of the run's token; without it, SEEDX_TOKEN has the token"
-  ),
-}
-_OBJECTS = {
-  "--env-options": (
-    "environment options of the learner as JSON; needed only if --env is"
-    " MODULE:FACTORY, or if they name files"
-  ),
-  "--options": "options as JSON; join only if the learner has them",
-}
+
+@dataclasses.dataclass(frozen=True)
+class Options(joining.Config):
+  """Options of the command line.
+
+  Attributes:
+    address: address of the learner, HOST:PORT or unix:PATH.
+    role: role of this process, if the run has several.
+    listen: address at which others reach this process, if it is a server.
+    env: environment of the learner; needed only if it is MODULE:FACTORY.
+    env_options: environment options of the learner; needed only if --env is
+      MODULE:FACTORY, or if they name files.
+    observation_transform: transform of the learner; needed only if it is
+      MODULE:FUNCTION.
+    experiment: name of an experiment; join only if the learner runs it.
+    options: options as JSON; join only if the learner has them.
+    give_up_seconds: seconds without a learner until this process gives up; a
+      learner that is running but full does not count as missing.
+  """
+
+  address: str = ""
+  role: str = ""
+  listen: str = ""
+  env: str = ""
+  env_options: Mapping[str, Any] = types.setting({})
+  observation_transform: str = ""
+  experiment: str = ""
+  options: Mapping[str, Any] = types.setting({})
+  security: wire.Security = wire.LOCAL
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,14 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
   `argv` has the command line without the program's name; None for `sys.argv`.
   """
   argv = sys.argv[1:] if argv is None else list(argv)
-  parser = _parser()
-  asked = parser.parse_args(argv)
+  asked = command_line.parse(
+    Options(), argv, "seedx join", __doc__, positional=("address",)
+  )
 
   def play(assignment: joining.Welcome, ended: threading.Event) -> None:
     # Blocks JAX before EnvPool or any other module imports it.
     if not assignment.needs_jax:
       sys.modules["jax"] = None  # type: ignore[assignment]
-      work = thin_actor.Work.of(asked.address, assignment.options, security)
+      work = thin_actor.Work.of(
+        asked.address, assignment.options, asked.security
+      )
       thin_actor.run(work, ended)
       return
     if sys.modules.get("jax", assignment) is None:
@@ -79,108 +85,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     experiment = roles.experiment_of(assignment, asked.address)
     roles.play(
-      experiment, assignment, asked.address, asked.listen, ended, security
+      experiment, assignment, asked.address, asked.listen, ended, asked.security
     )
 
   try:
     wire.check_address(asked.address)
-    config = joining.Config(asked.give_up_seconds)
-    security = _security(asked)
   except types.ConfigError as error:
-    parser.error(str(error))
-  return run(asked.address, _hello(asked), play, config, security)
-
-
-def run(
-  address: str,
-  hello: joining.Hello,
-  play: Callable[[joining.Welcome, threading.Event], None],
-  config: joining.Config,
-  security: wire.Security,
-) -> int:
-  """Joins a run until it is over or a signal comes; returns the exit status.
-
-  `play` does the work of the role; see `joining.join`. Errors are printed.
-  """
-  stop = threading.Event()
-  try:
-    if warning := security.of_client(address).warning:
-      print(warning, file=sys.stderr, flush=True)
-    # The learner, which such a warning has reached too, may need this process
-    # to save.
-    with signals.stopping(stop, ignored=signals.WARNINGS) as ending:
-      joining.join(address, hello, play, stop, config, security)
-  except (types.ConfigError, wire.WireError) as error:
-    reason = types.printable(getattr(error, "message", str(error)))
-    print(f"error: cannot join {address}: {reason}", file=sys.stderr)
-    return _GAVE_UP if isinstance(error, wire.GaveUpError) else 2
-  return ending.status
-
-
-class _Parser(argparse.ArgumentParser):
-  def error(self, message: str) -> NoReturn:
-    self.exit(2, f"error: {message}; see --help\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-  parser = _Parser(
-    "seedx join",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
+    command_line.fail(error)
+  names = ("env", "env_options", "observation_transform")
+  code = {name: getattr(asked, name) for name in names if getattr(asked, name)}
+  hello = joining.Hello(
+    asked.role, asked.listen, asked.experiment, {**asked.options, **code}
   )
-  parser.add_argument(
-    "address",
-    metavar="HOST:PORT",
-    help="address of the learner, may be unix:PATH",
-  )
-  for flag, text in _TEXTS.items():
-    parser.add_argument(flag, default="", help=text)
-  for flag, text in _OBJECTS.items():
-    parser.add_argument(flag, type=_json_object, help=text)
-  parser.add_argument(
-    "--give-up-seconds",
-    type=lambda text: types.number(float, text),
-    metavar="SECONDS",
-    default=joining.Config.give_up_seconds,
-    help="seconds without a learner until this process gives up; a learner that"
-    " is running but full does not count as missing [%(default)g]",
-  )
-  parser.add_argument(
-    "--insecure",
-    action="store_true",
-    help="permission to join another machine without TLS and a token",
-  )
-  return parser
-
-
-def _json_object(text: str) -> dict[str, Any]:
-  value = None
-  with contextlib.suppress(ValueError, RecursionError):
-    value = json.loads(text)
-  if not isinstance(value, dict):
-    raise argparse.ArgumentTypeError(
-      f"expected a JSON object, found {text!r:.80}"
-    )
-  return value
-
-
-def _security(asked: argparse.Namespace) -> wire.Security:
-  names = [field.name for field in dataclasses.fields(wire.Security)]
-  return wire.Security(**{name: getattr(asked, name) for name in names})
-
-
-def _hello(asked: argparse.Namespace) -> joining.Hello:
-  code = {
-    "env": asked.env,
-    "env_options": asked.env_options,
-    "observation_transform": asked.observation_transform,
-  }
-  given = {
-    name: value for name, value in code.items() if value not in ("", None)
-  }
-  options = {**(asked.options or {}), **given}
-  return joining.Hello(asked.role, asked.listen, asked.experiment, options)
+  return joining.run(asked.address, hello, play, asked, asked.security)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import seedx
-from seedx import envs, types, wire
+from seedx import envs, signals, types, wire
 
 JOIN = "join"
+# Exit status of a process without a learner.
+_GAVE_UP = 3
 _LOOK_SECONDS = 0.2
 # The period of a joined process's signs of life; see `wire.SILENT_SECONDS`.
 _SIGN_SECONDS = 60.0
@@ -161,6 +163,32 @@ def join(
   )
   if not stop.is_set():
     print_line("the run is over")
+
+
+def run(
+  address: str,
+  hello: Hello,
+  play: Callable[[Welcome, threading.Event], None],
+  config: Config,
+  security: wire.Security,
+) -> int:
+  """Joins a run until it is over or a signal comes; returns the exit status.
+
+  `play` does the work of the role; see `join`. Errors are printed.
+  """
+  stop = threading.Event()
+  try:
+    if warning := security.of_client(address).warning:
+      print(warning, file=sys.stderr, flush=True)
+    # The learner, which such a warning has reached too, may need this process
+    # to save.
+    with signals.stopping(stop, ignored=signals.WARNINGS) as ending:
+      join(address, hello, play, stop, config, security)
+  except (types.ConfigError, wire.WireError) as error:
+    reason = types.printable(getattr(error, "message", str(error)))
+    print(f"error: cannot join {address}: {reason}", file=sys.stderr)
+    return _GAVE_UP if isinstance(error, wire.GaveUpError) else 2
+  return ending.status
 
 
 def print_line(message: str) -> None:

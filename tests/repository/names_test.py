@@ -3,12 +3,11 @@
 import ast
 import functools
 import importlib
-import pathlib
 import re
 
 import pytest
 
-from seedx import join, metrics
+from seedx import metrics
 from seedx.__main__ import _PROGRAMS
 from seedx.agents import ddpg, sac
 from seedx.app.cli import command_line, programs
@@ -49,8 +48,7 @@ def settings():
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(command_line, "parse", read)
-    modules = [_PROGRAMS[name] for name in {*_PROGRAMS} - {"join"}]
-    for module in (*modules, "benchmarks.speed.__main__"):
+    for module in (*_PROGRAMS.values(), "benchmarks.speed.__main__"):
       with pytest.raises(_ReadError):
         importlib.import_module(module).main([])
     for name in experiments.shipped():
@@ -64,10 +62,9 @@ def settings():
 
 @pytest.fixture(scope="module")
 def options(settings):
-  """The options of all programs, `seedx join` and benchmarks included."""
+  """The options of all programs, benchmarks included."""
   flags = {f for x in settings.values() for f in command_line._flags(x)}
-  benchmarks = (test_programs.ROOT / "benchmarks").rglob("*.py")
-  for path in (*benchmarks, pathlib.Path(join.__file__)):
+  for path in (test_programs.ROOT / "benchmarks").rglob("*.py"):
     flags |= {*re.findall(r'"(--[\w-]+)"', path.read_text())}
   return flags | {"--help"}
 

@@ -12,7 +12,7 @@ import gymnasium
 import jax
 
 import seedx
-from seedx import envs, join, metrics, output, types
+from seedx import envs, metrics, output, types
 from seedx.app import compiled, devices, requests, roles, training
 from seedx.app.cli import command_line
 from seedx.app.runs import foreign_code, records, resuming, run_folders
@@ -291,7 +291,9 @@ def _join(
       experiment, welcome, config.address, listen, ended, config.security
     )
 
-  return join.run(config.address, hello, play, asked.process, config.security)
+  return joining.run(
+    config.address, hello, play, asked.process, config.security
+  )
 
 
 def _check_address(config: Any, role: str) -> None:

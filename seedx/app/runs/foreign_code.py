@@ -22,7 +22,7 @@ def trusted(
     opponent: opponent in place of that of the run's game; empty for the same.
 
   Raises:
-    types.ConfigError: see `config` and `check_code`.
+    types.ConfigError: see `records.read` and `check_code`.
   """
   run = records.read(run_dir)
   if not trust:

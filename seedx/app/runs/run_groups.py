@@ -22,7 +22,7 @@ class Run:
     env: name of the environment.
     seed: seed of the run.
     options: values of the settings, by name, as JSON.
-    unlabelled: see `Config`.
+    unlabelled: see `records.Record`.
     lines: lines of metrics, at least one; env steps never decrease.
   """
 
@@ -38,7 +38,7 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
   """Reads a run, which may still be training.
 
   Raises:
-    types.ConfigError: see `config`; or there are no metrics yet.
+    types.ConfigError: see `records.read`; or there are no metrics yet.
   """
   path = pathlib.Path(run_dir).expanduser()
   saved = records.read(path)
