@@ -9,7 +9,6 @@ import platform
 import pwd
 import stat
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 
 import jax
@@ -126,18 +125,15 @@ def _is_private(group: int) -> bool:
 
 def _limit(folder: pathlib.Path) -> None:
   """Removes the programs used longest ago if the folder is too large."""
-  files = sorted(_files(folder), reverse=True)
-  total = 0
-  for _, size, path in files:
-    total += size
-    if total > _LIMIT_BYTES:
-      path.unlink(missing_ok=True)
-
-
-def _files(folder: pathlib.Path) -> Iterator[tuple[float, int, pathlib.Path]]:
-  """Yields the time of the last use, the size and the path of each file."""
+  files = []
   for path in folder.iterdir():
     with contextlib.suppress(FileNotFoundError):
       status = path.lstat()
       if stat.S_ISREG(status.st_mode):
-        yield max(status.st_atime, status.st_mtime), status.st_size, path
+        used = max(status.st_atime, status.st_mtime)
+        files.append((used, status.st_size, path))
+  total = 0
+  for _, size, path in sorted(files, reverse=True):
+    total += size
+    if total > _LIMIT_BYTES:
+      path.unlink(missing_ok=True)

@@ -42,7 +42,9 @@ def of(experiment: experiments.Experiment[Any], agent: str = "") -> Request:
     names = tuple(experiment.agents)
     name = agent or experiment.default_agent
     chosen = _choice("agent", "name of the agent.", name, names, type(chosen))
-  if roles := _roles(config):
+  # All servers have one role; `--server` selects among them.
+  nodes = config.with_sockets("nowhere").nodes()
+  if roles := dict.fromkeys(topology.kind(node.role) for node in nodes):
     sentence = "role of this process; 'all' also starts the other processes."
     names = ("all", "learner", *roles)
     default = types.setting("all", changes="process", labels=False)
@@ -62,12 +64,3 @@ def _choice(
   )
   kind.__doc__ = f"A choice.\n\nAttributes:\n  {name}: {sentence}\n"
   return kind()
-
-
-def _roles(config: process.Config) -> list[str]:
-  """Returns the values of `--role` besides 'all' and 'learner'.
-
-  All servers have one role; `--server` selects among them.
-  """
-  nodes = config.with_sockets("nowhere").nodes()
-  return list(dict.fromkeys(topology.kind(node.role) for node in nodes))

@@ -38,7 +38,6 @@ from seedx.launch import config as launch_config
 from seedx.launch import instances
 from seedx.runtime import (
   clocks,
-  counters,
   hangs,
   host_links,
   process,
@@ -48,11 +47,6 @@ from seedx.runtime import (
 from seedx.runtime import hosts as hosts_lib
 
 _ALONE = hosts_lib.Config()
-
-_NO_REPLAYS = (
-  "checkpoints do not include the replays of several learner hosts; they start"
-  " empty after a resume"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +190,11 @@ def run(
   """
   wall_clock = clocks.WallClock(started_seconds)
   functions.check_not_importing()
-  _check_pipeline(config)
+  if not isinstance(config, process.Config):
+    raise types.ConfigError(
+      "expected a pipeline's config, see runtime.process.Config; found"
+      f" {type(config).__qualname__} of {type(config).__module__}"
+    )
   asked = asked or config
   record = records.of(config, asked, experiment)
   shared = records.settings_of_all_hosts(asked)
@@ -449,7 +447,11 @@ def _trainer(
   trainer = config.learn(context)
   if trainer.replay is None or context.hosts.count == 1:
     return trainer
-  print(_NO_REPLAYS, file=sys.stderr)
+  print(
+    "checkpoints do not include the replays of several learner hosts; they"
+    " start empty after a resume",
+    file=sys.stderr,
+  )
   return dataclasses.replace(trainer, replay=None)
 
 
@@ -515,28 +517,12 @@ def _check(
   saver.check()
   if not files.quiet:
     sizes()
-  if _is_solved(sizes.acted, evaluation, files.stop_at):
-    stop.set()
-
-
-def _is_solved(
-  acted: counters.ActingCounts,
-  evaluation: evaluations.Periodic | None,
-  stop_at: float,
-) -> bool:
   if evaluation is not None:
     mean = evaluation.mean
   else:
-    mean = acted.score() if acted.returns.is_full else None
-  return mean is not None and mean >= stop_at
-
-
-def _check_pipeline(config: process.Config) -> None:
-  if not isinstance(config, process.Config):
-    raise types.ConfigError(
-      "expected a pipeline's config, see runtime.process.Config; found"
-      f" {type(config).__qualname__} of {type(config).__module__}"
-    )
+    mean = sizes.acted.score() if sizes.acted.returns.is_full else None
+  if mean is not None and mean >= files.stop_at:
+    stop.set()
 
 
 def _check_total(

@@ -316,7 +316,10 @@ def _help(
   def row(setting: configs.Setting) -> str:
     name, sentence = setting.name, setting.help.removesuffix(".")
     sentence += _defaults(values[name], setting.default, name in unmeasured)
-    return _row(_invocation(setting), sentence.strip())
+    flags = ", ".join(_flags(setting))
+    if setting.kind is not bool:
+      flags += f" {_metavar(setting)}"
+    return _row(flags, sentence.strip())
 
   groups = {
     "arguments": [_row(x.upper(), by_name[x].help) for x in positional],
@@ -330,11 +333,6 @@ def _help(
         groups.setdefault(heading, []).append(row(setting))
   texts = [f"{x}:\n" + "\n".join(rows) for x, rows in groups.items() if rows]
   return "\n\n".join([*filter(None, [(description or "").strip()]), *texts])
-
-
-def _invocation(setting: configs.Setting) -> str:
-  flags = ", ".join(_flags(setting))
-  return flags if setting.kind is bool else f"{flags} {_metavar(setting)}"
 
 
 def _defaults(value: object, default: object, is_unmeasured: bool) -> str:

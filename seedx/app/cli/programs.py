@@ -187,19 +187,15 @@ def _train(
   )
   try:
     *lines, place = _result(asked, run)
-    if not others_join and _runs_here(asked.run):
+    launching = getattr(asked.run, "launching", launch_config.Config())
+    # Then all processes of the run are descendants of this one.
+    if not others_join and launching.launcher == "processes":
       lines += _used_by_others(others)
     print(*lines, place, sep="\n", flush=True)
   except OSError:
     # stdout may be a file on a full disk, which does not change the status.
     output.discard()
   return run.status or (0 if run.is_saved else run_folders.UNSAVED)
-
-
-def _runs_here(config: Any) -> bool:
-  """Returns whether all processes of a run are descendants of this one."""
-  launching = getattr(config, "launching", launch_config.Config())
-  return bool(launching.launcher == "processes")
 
 
 def _used_by_others(others: cpu_time.Others) -> list[str]:

@@ -21,7 +21,8 @@ def summary(returns: np.ndarray) -> dict[str, float | int]:
   Args:
     returns: `[episodes]`, at least one.
   """
-  iqm, low, high = _estimate(returns, _draws(len(returns), _EPISODE_RESAMPLES))
+  draws = _draws(len(returns), _EPISODE_RESAMPLES)
+  iqm, low, high = _interval(returns, returns[draws])
   return {
     "episodes": len(returns),
     "mean": float(np.mean(returns)),
@@ -89,7 +90,8 @@ def iqm(
   draws = _draws(len(curves), _RUN_RESAMPLES)
   # One x at a time: for 100 runs, all at once would take gigabytes.
   for i in np.flatnonzero(~np.isnan(values).any(axis=0)):
-    result[:, i] = _estimate(values[:, i], draws)
+    at_x = values[:, i]
+    result[:, i] = _interval(at_x, at_x[draws])
   return result[0], result[1], result[2]
 
 
@@ -108,13 +110,6 @@ def pooled(parts: Sequence[np.ndarray]) -> tuple[float, float, float]:
 def _draws(count: int, resamples: int) -> np.ndarray:
   """Returns fixed random indices `[resamples, count]`, with replacement."""
   return np.random.default_rng(0).integers(count, size=(resamples, count))
-
-
-def _estimate(
-  values: np.ndarray, draws: np.ndarray
-) -> tuple[float, float, float]:
-  """Returns the interquartile mean of `[n]` values and its 95% interval."""
-  return _interval(values, values[draws])
 
 
 def _interval(
