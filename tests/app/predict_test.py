@@ -5,7 +5,6 @@ import dataclasses
 import functools
 
 import dm_env
-import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -172,10 +171,8 @@ def test_predict_agrees_with_act_over_several_steps():
     ({"observation": SEEN[:, :3]}, r"float32 \(4,\), or a batch .*\(6, 3\)"),
     ({"observation": SEEN[None, None]}, r"found float32 \(1, 1, 6, 4\)"),
     ({"observation": np.full(4, "a")}, "found <U1"),
-    ({"observation": {"a": SEEN}}, "found"),
     ({"observation": [[1.0], [1.0, 2.0]]}, "expected an observation"),
     ({"observation": SEEN, "reward": np.ones(5)}, r"reward .*\(5,\)"),
-    ({"observation": SEEN, "episode_start": np.ones((6, 1))}, "episode_start"),
   ],
 )
 def test_a_wrong_argument_is_refused_in_one_line(arguments, message):
@@ -189,7 +186,6 @@ def test_a_nest_or_a_state_that_does_not_fit_is_refused():
     ({"place": np.zeros(2)}, "another nest"),
     ({"place": np.zeros(3), "room": 1}, r"\(2,\) in its part \['place'\]"),
     ({"place": np.zeros((3, 2)), "room": 1}, "the same number"),
-    ({"place": np.zeros((3, 2)), "room": np.ones(2, int)}, "the same number"),
   ):
     with pytest.raises(types.ConfigError, match=message) as raised:
       policy_of("nest").predict(observation)
@@ -202,7 +198,6 @@ def test_a_nest_or_a_state_that_does_not_fit_is_refused():
 def test_the_example_in_the_docs_plays_an_episode(
   tmp_path, monkeypatch, capsys
 ):
-  assert gymnasium.__version__
   monkeypatch.chdir(tmp_path)
   app.train(app_test.small(), run_dir="runs/my_ppo", quiet=True)
   text = readme_test.file_named("predict.py")

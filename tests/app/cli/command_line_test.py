@@ -393,9 +393,7 @@ def test_read_some_refuses_wrong_values_and_names(capfd):
   ("text", "value"),
   [
     ("1e6", 1_000_000),
-    ("2.5e5", 250_000),
     ("1_000_000", 1_000_000),
-    ("1000000.0", 1_000_000),
     ("120e-1", 12),
     ("9007199254740993.0", 2**53 + 1),
   ],
@@ -425,7 +423,6 @@ def test_a_float_in_place_of_an_int_is_refused_in_python(value, message):
     ("--gamma 0.9", "unrecognized arguments: --gamma (here: --discount)"),
     ("--gae_lambda=1", "--gae_lambda=1 (here: --td-lambda)"),
     ("--n-envs 3", "--n-envs (here: --num-envs)"),
-    ("--total 3", "unrecognized arguments: --total"),
     ("--few 3 word", "unrecognized arguments: word"),
     ("--double=True", "a switch without a value, found --double=True"),
     (
@@ -434,20 +431,17 @@ def test_a_float_in_place_of_an_int_is_refused_in_python(value, message):
     ),
     ("--few x", "--few as a whole number, found 'x'; write a thousand as"),
     ("--total-steps 1.5", "a whole number, found '1.5'; write a thousand as"),
-    ("--total-steps 1e-3", "a whole number, found '1e-3'; write a thousand as"),
     ("--total-steps 1e999999999", "as a whole number, found '1e999999999'"),
     ("--total-steps inf", "as a whole number, found 'inf'"),
     ("--hidden-sizes 64,1.5", "as whole numbers N,N, found '64,1.5'; write"),
     ("--seconds x", "--seconds as a number, found 'x'"),
     ("--seconds ٣", "--seconds as a number, found '٣'"),
     ("--env-options a=" + "[" * 10_000, "or as a JSON object, found"),
-    ("--hidden-sizes 3,x", "--hidden-sizes as whole numbers N,N, found '3,x'"),
     ("--env-options a=1,b", "or as a JSON object, found 'a=1,b'"),
     ("--env", "a value after --env"),
     ("--td-lambda -1 --run_dir -x", "a value after --run_dir"),
     ("--num-envs 0", "--num-envs of at least 1, found 0"),
     ("--few 10", "--few from 1 to 9, found 10"),
-    ("--seconds -0.1", "--seconds of at least 0, found -0.1"),
     ("--seconds nan", "--seconds of at least 0, found nan"),
     (
       "--total-steps 3",
@@ -470,13 +464,6 @@ def test_a_wrong_command_line_exits_with_2_and_one_line(words, reason, capfd):
 )
 def test_wrong_positional_words_exit_with_2_and_one_line(words, reason, capfd):
   assert reason in refused(capfd, plot, words)
-
-
-def test_fail_prints_one_line(capfd):
-  with pytest.raises(SystemExit) as caught:
-    command_line.fail(types.ConfigError("expected a,\n  found b"))
-  assert caught.value.code == 2
-  assert capfd.readouterr() == ("", "error: expected a, found b\n")
 
 
 # Help.

@@ -39,7 +39,6 @@ def run(words, folder):
   ("words", "pattern", "names"),
   [
     ("seedx", r"  seedx (\w+) ", ("train", *_PROGRAMS)),
-    ("seedx --help", r"  seedx (\w+) ", ("train", *_PROGRAMS)),
     ("seedx train", r"  (\w+) +Trains ", experiments.shipped()),
     ("seedx train --help", r"  (\w+) +Trains ", experiments.shipped()),
   ],
@@ -66,6 +65,7 @@ def test_help_lists_all_commands_and_experiments(
     ("seedx compare --experiments nothing", "found 'nothing'"),
     ("seedx sweep nothing", "found 'nothing'"),
     ("seedx certificates", "expected DIRECTORY"),
+    ("seedx join localhost", "expected host:port"),
   ],
 )
 def test_a_refusal_needs_no_jax(words, reason, tmp_path):

@@ -131,10 +131,8 @@ def _ended(program, status):
   ("arguments", "words"),
   [
     (("--env", "CartPole-v9"), ("CartPole-v9", "CartPole-v1")),
-    (("--discount", "1.5"), ("--discount", "1.0", "1.5")),
     (("--inference-devices", "9"), ("inference devices", "0 to 7", "9")),
     (("--learner-devices", "0,0"), ("learner devices", "0, 0")),
-    (("--role", "learner"), ("--address",)),
     (("--run-dir", "/dev/null/run"), ("/dev/null/run",)),
   ],
 )

@@ -34,7 +34,6 @@ def config_of(agent):
       ppo.Config(**small, minibatches=2, normalize_observations=True),
       None,
     ),
-    "dqn": ("CartPole-v1", dqn.Config(**small), REPLAY),
     "sac": ("Pendulum-v1", sac.Config(**small), REPLAY),
   }[agent]
   return anakin.Config(
@@ -64,7 +63,7 @@ def write(path, config, made, saved):
   return str(path)
 
 
-@pytest.mark.parametrize("agent", ["ppo", "dqn", "sac"])
+@pytest.mark.parametrize("agent", ["ppo", "sac"])
 def test_each_training_has_its_own_policy(agent, tmp_path):
   config = config_of(agent)
   made, saved = begun(config)

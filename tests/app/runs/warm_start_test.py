@@ -42,32 +42,22 @@ def config_of(pipeline, **changes):
   """Returns a small config of a pipeline."""
   options = {"env": ENV, "seed": 1, "total_steps": 2_000, **changes}
   critic, q_values = a2c.Config(**SMALL), dqn.Config(**SMALL)
-  make = {
-    "sync": lambda **x: sync.Config(
-      **{
-        "agent": critic,
-        "num_envs": 2,
-        "learner": learner.Config(unroll_length=4),
-        **x,
-      }
-    ),
-    "seed": lambda **x: seed.Config(**{"agent": vtrace.Config(**SMALL), **x}),
-    "impala": lambda **x: impala.Config(**{"agent": critic, **x}),
-    "apex": lambda **x: apex.Config(**{"agent": q_values, **x}),
-    "a3c": lambda **x: a3c.Config(**{"agent": critic, "workers": WORKERS, **x}),
-    "anakin": lambda **x: anakin.Config(
-      **{
-        "agent": critic,
-        "num_envs": 2,
-        "learner": learner.Config(unroll_length=4),
-        **x,
-      }
-    ),
-    "gorila": lambda **x: gorila.Config(
-      **{"agent": q_values, "workers": WORKERS, "replay": REPLAY, **x}
-    ),
+  lockstep = {
+    "agent": critic,
+    "num_envs": 2,
+    "learner": learner.Config(unroll_length=4),
+  }
+  workers = {"workers": WORKERS}
+  module, fields = {
+    "sync": (sync, lockstep),
+    "seed": (seed, {"agent": vtrace.Config(**SMALL)}),
+    "impala": (impala, {"agent": critic}),
+    "apex": (apex, {"agent": q_values}),
+    "a3c": (a3c, {"agent": critic, **workers}),
+    "anakin": (anakin, lockstep),
+    "gorila": (gorila, {"agent": q_values, "replay": REPLAY, **workers}),
   }[pipeline]
-  return make(**options).with_sockets("nowhere")
+  return module.Config(**{**fields, **options}).with_sockets("nowhere")
 
 
 def learned(config):
@@ -243,10 +233,6 @@ def test_a_checkpoint_is_chosen_as_in_evaluate(tmp_path):
       r" .*\(2 arrays differ\); add --hidden-sizes 8, as in that run",
     ),
     (
-      {"agent": a2c.Config(**SMALL, recurrent=True)},
-      "; add --no-recurrent, as in that run",
-    ),
-    (
       {"agent": a2c.Config(**SMALL, normalize_observations=True)},
       r"statistics/mean/0: expected \[4\], found none .*"
       "; add --no-normalize-observations, as in that run",
@@ -269,13 +255,6 @@ def test_arrays_that_differ_are_refused_by_name(changes, message, tmp_path):
     take(config_of("sync", **changes), path)
   assert re.search(message, str(caught.value)), caught.value
   assert path in str(caught.value)
-
-
-def test_a_run_of_other_spaces_is_refused_by_the_first_array(tmp_path):
-  path = write(tmp_path / "run", config_of("sync"))
-  config = config_of("sync", env=envs.Config("seedx:Catch"))
-  with pytest.raises(types.ConfigError, match="seedx:Catch: choose a run of"):
-    take(config, path)
 
 
 def test_parameters_that_are_not_finite_are_refused(tmp_path):

@@ -262,7 +262,6 @@ def test_the_command_line_overrides_presets():
   [
     ("ppo", "--env gymnasium:make --env-options id=CartPole-v1", ""),
     ("ppo", "--env Taxi-v3", ""),
-    ("ppo", "--env CartPole-v1 --presets none", ""),
     ("ppo", "--env CartPole-v1 --reward-scale 1", ""),
     ("ppo", "--env Taxi-v3 --presets small", "small tasks: reward_scale 0.1"),
     ("ppo", "--env Pong-v5", "Atari (not measured): total_steps 10000000"),
@@ -279,20 +278,16 @@ def test_the_command_line_overrides_presets():
     ("seed_sac", "--env CheetahRun-v1", "MuJoCo (not measured): total_steps"),
     # Continuous actions, but not of the tasks that the presets are made for.
     ("td3", "", ""),
-    ("td3", "--env MountainCarContinuous-v0", ""),
     # Images, but not of the games that the presets are made for.
     ("ppo", "--env seedx:Breakout-MinAtar", "small tasks: reward_scale 0.1"),
     ("ppo", "--env tests.own_envs:Bandit", ""),
-    ("ppo", "--env MiniGrid-Empty-5x5-v0", ""),
     # Presets that `--presets` requests or switches off.
     ("ppo", "--env tests.own_envs:Bandit --presets images", "Atari (not meas"),
     ("ppo", "--env CartPole-v1 --presets continuous", "continuous actions: "),
     ("ppo", "--env Pong-v5 --presets none", ""),
     ("td3", "--env Pendulum-v1 --presets continuous", "MuJoCo: total_steps"),
-    ("anakin_ppo", "--env seedx:Catch --presets images", "MinAtar: total_"),
     # Presets that a pipeline has for one of its agents.
     ("a3c", "--agent dqn --presets none", "dqn: envs_per_worker 4, unroll_"),
-    ("anakin_dqn", "--agent rainbow --presets none", "rainbow: "),
   ],
 )
 def test_presets_for_images_are_for_game_frames(name, words, begin):
@@ -342,7 +337,6 @@ def test_settings_have_unique_names_sentences_and_ranges(name, agent):
   ("name", "words", "expected"),
   [
     ("ppo", "", {"num_envs", "unroll_length", "entropy_cost", "epochs"}),
-    ("ppo", "--env Pong-v5", {"num_envs", "unroll_length", "entropy_cost"}),
     ("seed_vtrace", "", {"num_actors", "envs_per_actor", "batch_size"}),
     ("gorila_dqn", "", {"num_servers", "num_workers", "replay_capacity"}),
     ("anakin_ppo", "--agent a2c", {"num_envs", "unroll_length", "discount"}),
