@@ -124,7 +124,6 @@ def _is_private(group: int) -> bool:
 
 
 def _limit(folder: pathlib.Path) -> None:
-  """Removes the programs used longest ago if the folder is too large."""
   files = []
   for path in folder.iterdir():
     with contextlib.suppress(FileNotFoundError):

@@ -258,7 +258,6 @@ def _short(value: float, position: int | None = None) -> str:
 def _add_legend(
   picture: Any, handles: Sequence[Any], title: str | None
 ) -> None:
-  """Adds a legend below the panels, and room for it."""
   for handle in handles:
     handle.set_label(_filled(handle.get_label(), _LONGEST_LABEL))
   renderer = picture.canvas.get_renderer()

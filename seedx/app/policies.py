@@ -340,7 +340,6 @@ def _config(saved: records.Record) -> process.Config:
 
 
 def _class(name: str, package: str) -> type:
-  """Returns the class of a config by its name, MODULE:Config."""
   if not re.fullmatch(rf"seedx\.{package}\.\w+(\.\w+)?:Config", name):
     raise types.ConfigError(
       f"expected the config of this run, because its {name} is not part of"

@@ -55,7 +55,6 @@ def of(experiment: experiments.Experiment[Any], agent: str = "") -> Request:
 def _choice(
   name: str, sentence: str, default: str, names: Sequence[str], *bases: type
 ) -> Any:
-  """Returns a config with one setting, whose value is one of some names."""
   kind = dataclasses.make_dataclass(
     name.capitalize(),
     [(name, Literal[names], default)],

@@ -214,7 +214,6 @@ def run(
 def _with_opponents(
   config: process.Config, files: directory.Config
 ) -> tuple[process.Config, directory.Config]:
-  """Returns the configs with opponents that every process can load."""
   env = opponents.resolved(config.env, files.trust)
   other = dataclasses.replace(env, env_options=files.evaluate_env_options)
   other = opponents.resolved(other, files.trust)
@@ -285,7 +284,6 @@ def _run(
   ending: signals.Ending,
   wall_clock: clocks.WallClock,
 ) -> Run:
-  """Trains on this machine, possibly as one of several learner hosts."""
   with host_links.joined(_learner_hosts(work.config), stop, ending) as learners:
     devices.check()
     context = process.Context(stop, learners, wall_clock)
@@ -512,7 +510,6 @@ def _check(
   files: directory.Config,
   stop: threading.Event,
 ) -> None:
-  """Checks a run's processes, checkpoints and returns, and its end."""
   processes.check()
   saver.check()
   if not files.quiet:

@@ -14,11 +14,7 @@ from seedx.app.settings import experiments
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-  """The part of the command line that is checked.
-
-  Attributes:
-    resume: directory of a run to resume.
-  """
+  """The part of the command line that is checked."""
 
   resume: str = ""
 

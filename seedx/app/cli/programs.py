@@ -199,7 +199,6 @@ def _train(
 
 
 def _used_by_others(others: cpu_time.Others) -> list[str]:
-  """Returns a line about the CPU time of other processes, if it is known."""
   seconds, cores = others.seconds, others.cores
   if seconds is None or cores is None:
     return []
@@ -244,14 +243,8 @@ def _join(
   """Joins the run of a learner; returns the exit status.
 
   For a thin role or an experiment of seedx's, this function does not return,
-  because the program `seedx.join` replaces this one.
-
-  Args:
-    experiment: the experiment that the learner trains.
-    asked: all settings of the command line.
-    name: name of the experiment.
-    given: names of the settings on the command line, which must have the same
-      values at the learner.
+  because the program `seedx.join` replaces this one. The settings that are
+  `given` on the command line must have the same values at the learner.
   """
   config: Any = asked.run  # A `process.ServerConfig`.
   role = asked.process.role

@@ -141,8 +141,9 @@ def take(config: process.Config, options: Config) -> Origin | None:
     f"{options.init_from}, checkpoint {env_steps}"
     f" (mean return {f'{score:.1f}' if is_known else 'unknown'})",
     f"{len(sizes)} arrays with {sum(sizes):,} parameters",
-    *_counted(taken[_STATISTICS]),
   ]
+  if count := len(jax.tree.leaves(taken[_STATISTICS])):
+    words.append(f"statistics of observations in {count} arrays")
   return Origin(params, statistics, origin, types.printable(" | ".join(words)))
 
 
@@ -158,13 +159,7 @@ def _split(options: Config) -> tuple[str, str]:
 def _read(
   checkpoints: checkpoint.Checkpoints, env_steps: int, saved: records.Record
 ) -> Arrays:
-  """Returns parameters and statistics of a checkpoint by path.
-
-  The parameters of several seeds are those of the first.
-
-  Raises:
-    types.ConfigError: the checkpoint is damaged.
-  """
+  """Returns parameters and statistics by path, those of the first seed."""
   num_seeds = saved.options.get("num_seeds", 1)
   arrays = saved_agents.arrays(checkpoints, env_steps, num_seeds)
   names = (_PARAMS, _STATISTICS)
@@ -232,10 +227,8 @@ def _remedy(
   config: process.Config, saved: records.Record, wanted: Mapping[str, str]
 ) -> str:
   """Returns the end of an error: the options that change the arrays."""
-  settings, values = (
-    configs.settings(config.agent),
-    configs.in_json(config.agent),
-  )
+  settings = configs.settings(config.agent)
+  values = configs.in_json(config.agent)
   words = []
   for name, value in saved.options.items():
     if name not in settings or value == values[name]:
@@ -259,8 +252,3 @@ def _remedy(
     " of the same observations and actions"
   )
   return "; ".join(filter(None, [remedy, origin]))
-
-
-def _counted(statistics: types.Tree) -> list[str]:
-  count = len(jax.tree.leaves(statistics))
-  return [f"statistics of observations in {count} arrays"] if count else []

@@ -89,7 +89,6 @@ def split(text: str) -> tuple[str, str]:
 
 
 def _replaced(env: envs.Config, load: Callable[[str], str]) -> envs.Config:
-  """Returns an environment with other names for its opponents `run:DIR`."""
   name = env.env_options.get(OPTION)
   if not envs.is_functional(env) or _RUN not in str(name):
     return env
