@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import alphazero, apex_alphazero, seed_alphazero
+from experiments import alphazero, seed_alphazero
 from seedx import app
 from seedx.app import export
 from tests import programs
@@ -62,11 +62,7 @@ def test_a_policy_is_exported_without_its_search_on_request(
   assert sizes[True] > 2 * sizes[False]
 
 
-@pytest.mark.parametrize(
-  "program",
-  [alphazero, seed_alphazero, apex_alphazero],
-  ids=lambda x: x.__name__,
-)
+@pytest.mark.parametrize("program", [alphazero, seed_alphazero])
 def test_a_program_without_the_package_of_the_search_is_refused(
   program, tmp_path, monkeypatch, capfd
 ):
