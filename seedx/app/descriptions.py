@@ -130,9 +130,8 @@ def doubts(agent: Any, env: envs.Config) -> list[str]:
     if agent.num_simulations < moves:
       lines.append(
         f"search puct: {agent.num_simulations} simulations cannot visit the"
-        f" {moves} moves of the first position, and a move without a visit is"
-        f" learned with probability 0; use --num-simulations {2 * moves} or"
-        " --search gumbel"
+        f" {moves} moves of the first position; use --num-simulations"
+        f" {2 * moves} or --search gumbel"
       )
   size = math.prod(spec.action.shape)
   target = getattr(agent, "target_entropy", 0.0)

@@ -46,8 +46,6 @@ from seedx.runtime import (
 )
 from seedx.runtime import hosts as hosts_lib
 
-_ALONE = hosts_lib.Config()
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -303,7 +301,9 @@ def _run(
 
 def _learner_hosts(config: process.Config) -> hosts_lib.Config:
   learner = getattr(config, "learner", None)
-  return learner if isinstance(learner, hosts_lib.Config) else _ALONE
+  if isinstance(learner, hosts_lib.Config):
+    return learner
+  return hosts_lib.Config()
 
 
 def _follow(

@@ -25,8 +25,7 @@ def directory(resume: str, run_dir: str) -> str:
     return resume
   if not run_dir:
     raise types.ConfigError(
-      "expected --run-dir with --resume auto, found none; add --run-dir DIR,"
-      " the directory in which each start of the command finds its run"
+      "expected --run-dir with --resume auto, found none; add --run-dir DIR"
     )
   return run_dir if saved(run_dir) else ""
 

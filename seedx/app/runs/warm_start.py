@@ -248,7 +248,6 @@ def _remedy(
     return remedy
   origin = (
     f"that run is one of {saved.name} on {env}, and this environment is"
-    f" {config.env.env}: choose a run of the same network, with an environment"
-    " of the same observations and actions"
+    f" {config.env.env}: choose a run of the same network and spaces"
   )
   return "; ".join(filter(None, [remedy, origin]))
