@@ -63,11 +63,17 @@ def write(path, config, made, saved):
   return str(path)
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """Returns the directory of a run of PPO."""
+  config = config_of("ppo")
+  return write(tmp_path_factory.mktemp("runs") / "run", config, *begun(config))
+
+
 @pytest.mark.parametrize("agent", ["ppo", "sac"])
 def test_each_training_has_its_own_policy(agent, tmp_path):
   config = config_of(agent)
-  made, saved = begun(config)
-  run = write(tmp_path / "run", config, made, saved)
+  run = write(tmp_path / "run", config, *begun(config))
   for index in range(NUM_SEEDS):
     policy = policies.load(run, seed_index=index)
     alone = dataclasses.replace(config, num_seeds=1, seed=SEED + index)
@@ -78,10 +84,7 @@ def test_each_training_has_its_own_policy(agent, tmp_path):
     assert policy.seed == SEED + index
 
 
-def test_the_program_evaluates_each_training(tmp_path, capsys):
-  config = config_of("ppo")
-  made, saved = begun(config)
-  run = write(tmp_path / "run", config, made, saved)
+def test_the_program_evaluates_each_training(run, capsys):
   returns = []
   for index, name in enumerate(["", "-seed_index=1", "-seed_index=2"]):
     words = [run, "--episodes", "4", "--seed-index", str(index)]
@@ -94,10 +97,7 @@ def test_the_program_evaluates_each_training(tmp_path, capsys):
   assert len(set(map(str, returns))) == NUM_SEEDS
 
 
-def test_the_program_exports_each_training(tmp_path, monkeypatch):
-  config = config_of("ppo")
-  made, saved = begun(config)
-  run = write(tmp_path / "run", config, made, saved)
+def test_the_program_exports_each_training(run, tmp_path, monkeypatch):
   exported, of_policy = [], export.export
   monkeypatch.setattr(
     export, "export", lambda x, *y: exported.append(x) or of_policy(x, *y)
@@ -118,17 +118,13 @@ def test_the_replay_of_a_pipeline_keeps_its_kind(tmp_path):
   assert read.replay == config.replay
 
 
-def test_a_training_that_a_run_lacks_is_refused(tmp_path):
-  config = config_of("ppo")
-  made, saved = begun(config)
-  run = write(tmp_path / "run", config, made, saved)
+def test_a_training_that_a_run_lacks_is_refused(run, tmp_path):
   for index in (-1, NUM_SEEDS):
     reason = f"0 to 2, since this run has 3 seeds, found {index}"
     with pytest.raises(types.ConfigError, match=reason):
       policies.load(run, seed_index=index)
-  alone = dataclasses.replace(config, num_seeds=1)
-  made, saved = begun(alone)
-  run = write(tmp_path / "alone", alone, made, saved)
+  alone = dataclasses.replace(config_of("ppo"), num_seeds=1)
+  run = write(tmp_path / "alone", alone, *begun(alone))
   with pytest.raises(types.ConfigError, match="0 to 0, since this run has 1 "):
     policies.load(run, seed_index=1)
 
