@@ -14,52 +14,24 @@ from tests import programs
 # the working directory, and the programs that it may start.
 _RUN = "run/.*"
 _COMMANDS = [
+  ("train a2c --run-dir run --total-steps 4000 --quiet", _RUN, ()),
+  ("train a2c --resume run --total-steps 5000", _RUN, ()),
+  ("evaluate run --episodes 2", "run/checkpoints/[^/]+", ()),
+  ("export run --output policy", "policy.*", ()),
   (
-    ["train", "a2c", "--run-dir", "run", "--total-steps", "4000", "--quiet"],
-    (_RUN, ()),
-  ),
-  (["train", "a2c", "--resume", "run", "--total-steps", "5000"], (_RUN, ())),
-  (
-    ["evaluate", "run", "--episodes", "2"],
-    ("run/checkpoints/[^/]+", ()),
-  ),
-  (["export", "run", "--output", "policy"], ("policy.*", ())),
-  (
-    [
-      "train",
-      "ppo",
-      "--env",
-      "seedx:TicTacToe",
-      "--env-options",
-      "opponent=random",
-      "--run-dir",
-      "game",
-      "--total-steps",
-      "4000",
-      "--quiet",
-    ],
-    ("game/.*", ()),
+    "train ppo --env seedx:TicTacToe --env-options opponent=random"
+    " --run-dir game --total-steps 4000 --quiet",
+    "game/.*",
+    (),
   ),
   (
-    [
-      "arena",
-      "game",
-      "--against",
-      "random,perfect",
-      "--games",
-      "4",
-      "--output",
-      "arena.json",
-      "--trust",
-    ],
-    (r"arena\.json", ()),
+    "arena game --against random,perfect --games 4 --output arena.json --trust",
+    r"arena\.json",
+    (),
   ),
-  (["plot", "run", "--output", "curve.png"], (r"curve\.png", ())),
-  (["certificates", "keys"], ("keys/.*", ("openssl",))),
-  (
-    ["join", "127.0.0.1:9", "--give-up-seconds", "0.1", "--insecure"],
-    ("nothing", ()),
-  ),
+  ("plot run --output curve.png", r"curve\.png", ()),
+  ("certificates keys", "keys/.*", ("openssl",)),
+  ("join 127.0.0.1:9 --give-up-seconds 0.1 --insecure", "nothing", ()),
 ]
 # Commands that run other commands, or need minutes; see `planted_test` and
 # `ray_test`.
@@ -73,7 +45,7 @@ def test_commands_have_only_the_effects_of_the_table(tmp_path):
   (tmp_path / "temporary").mkdir()
   work = tmp_path / "work"
   work.mkdir()
-  commands = [command for command, _ in _COMMANDS]
+  commands = [command.split() for command, *_ in _COMMANDS]
   ended = subprocess.run(
     [sys.executable, "-m", "tests.audited", json.dumps(commands)],
     cwd=work,
@@ -91,10 +63,10 @@ def test_commands_have_only_the_effects_of_the_table(tmp_path):
   cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "/dev/")
   allowed = (str(tmp_path), "/dev/", "/proc/self/fd/", cache)
   effects = json.loads(ended.stdout.splitlines()[-1])
-  for (command, (changes, starts)), effect in zip(
+  for (command, changes, starts), effect in zip(
     _COMMANDS, effects, strict=True
   ):
-    name = command[0]
+    name = command.split()[0]
     assert effect["status"] == (3 if name == "join" else 0), (command, effect)
     assert effect["changed"] or name == "join"
     wrong = [x for x in effect["changed"] if not re.fullmatch(changes, x)]
@@ -116,6 +88,6 @@ def test_the_table_has_every_command():
   table = {
     word.split()[0] for row in rows for word in re.findall("`(.+?)`", row)
   }
-  assert table == {command[0] for command, _ in _COMMANDS} | _NOT_HERE
+  assert table == {command.split()[0] for command, *_ in _COMMANDS} | _NOT_HERE
   main = __import__("seedx.__main__", fromlist=["main"])
   assert table == {"train", *main._PROGRAMS}

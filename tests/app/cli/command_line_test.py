@@ -1,7 +1,6 @@
 """Settings of configs, and the command lines that change them."""
 
 import dataclasses
-import json
 import math
 import re
 import subprocess
@@ -184,23 +183,10 @@ def helped(capfd, config=RUN, **options):
 
 
 def test_settings_are_the_plain_fields_at_any_depth_in_order():
-  assert list(configs.settings(RUN)) == [
-    "num_envs",
-    "env",
-    "env_options",
-    "info_keys",
-    "learning_rate",
-    "discount",
-    "td_lambda",
-    "double",
-    "recurrent",
-    "hidden_sizes",
-    "image_torso",
-    "few",
-    "seconds",
-    "total_steps",
-    "run_dir",
-  ]
+  names = """num_envs env env_options info_keys learning_rate discount
+    td_lambda double recurrent hidden_sizes image_torso few seconds total_steps
+    run_dir"""
+  assert list(configs.settings(RUN)) == names.split()
 
 
 def test_a_setting_has_its_sentence_and_its_class_default():
@@ -210,10 +196,7 @@ def test_a_setting_has_its_sentence_and_its_class_default():
   assert env.help == "name in EnvPool, or MODULE:FACTORY: one of yours."
   # This is the default of the class `Agent`; the agent of `Run` has 0.9.
   assert settings["td_lambda"].default == 1.0
-
-
-def test_a_fields_sentence_comes_from_the_nearest_class():
-  settings = configs.settings(RUN)
+  # A sentence comes from the nearest class that has one.
   assert settings["learning_rate"].help == "step size of Adam."
   assert settings["discount"].help == "discount of later rewards."
   assert settings["learning_rate"].owner is Agent
@@ -283,21 +266,6 @@ def test_a_name_without_a_setting_is_an_error():
   for name in ("lerning_rate", "make_network", "replay_capacity", "agent"):
     with pytest.raises(ValueError, match=f"num_envs, .*found {name}, zzz$"):
       configs.replaced(RUN, {name: 1.0, "td_lambda": 1.0, "zzz": 1.0})
-
-
-def test_settings_are_restored_from_json():
-  words = "--hidden-sizes 3,4 --info-keys a,b --env-options a=1"
-  config = parse(words)
-  written = configs.in_json(config)
-  assert written["hidden_sizes"] == [3, 4] and written["env_options"] == {
-    "a": 1
-  }
-  assert list(written) == list(configs.settings(config))
-  read = json.loads(json.dumps(written))
-  assert read == written
-  restored = configs.replaced(RUN, read)
-  assert restored == config
-  assert restored.agent.hidden_sizes == (3, 4)
 
 
 # Values that are accepted.

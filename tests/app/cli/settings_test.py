@@ -41,14 +41,7 @@ _PAIRS = [
 ]
 # Agents and pipelines that differ.
 _FAST = [("apex_dqn", ""), ("seed_ppo", ""), ("gorila_dqn", "")]
-_PROGRAMS = (
-  "evaluate",
-  "export",
-  "plot",
-  "studies.compare",
-  "studies.sweep",
-  "certificates",
-)
+_PROGRAMS = "evaluate export plot studies.compare studies.sweep certificates"
 
 
 def values(kind):
@@ -115,7 +108,7 @@ def test_experiments_accept_or_refuse_each_value_in_one_line(name, agent):
         assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("name", _PROGRAMS)
+@pytest.mark.parametrize("name", _PROGRAMS.split())
 def test_programs_accept_or_refuse_each_value_in_one_line(name):
   module = importlib.import_module(f"seedx.app.{name}")
   for setting, value, config in walk(module.Options()):
