@@ -62,10 +62,8 @@ def test_a_host_that_stops_continues_until_all_hosts_stop():
 
 
 def test_a_stop_ends_the_waits_of_threads_before_other_hosts_agree():
-  context, channel = (
-    process.Context(hosts=hosts.Hosts(0, 2)),
-    channels.Channel(),
-  )
+  context = process.Context(hosts=hosts.Hosts(0, 2))
+  channel = channels.Channel()
 
   def work():
     context.stop.set()
