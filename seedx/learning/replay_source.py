@@ -364,11 +364,13 @@ class _Pause:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
+    """Waits for the running change, and prevents new ones."""
     with self._turn, self._changing:
       yield
 
   @contextlib.contextmanager
   def changes(self) -> Iterator[None]:
+    """Waits for all pauses, and prevents new ones."""
     with self._turn:
       self._changing.acquire()
     try:

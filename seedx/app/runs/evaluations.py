@@ -184,8 +184,7 @@ class Periodic:
       played = self._evaluator.play(acting, seed, self._stop, at)
       if self._stop.is_set():
         return
-      env = self._env if at is None else envs.at(self._env, at)
-      recorded = self._record(env, env_steps, acting, seed)
+      recorded = self._record(env_steps, acting, seed)
       summary = statistics.summary(played.returns)
       info = statistics.info_means(self._env.log_info, played.info)
       line = {self.clock: env_steps, **summary, "cut": played.cut, **info}
@@ -205,7 +204,7 @@ class Periodic:
       self._failure = failure
 
   def _record(
-    self, env: envs.Config, env_steps: int, acting: types.Tree, seed: int
+    self, env_steps: int, acting: types.Tree, seed: int
   ) -> Mapping[str, float]:
     """Records a video of the first episode; returns the metric of its time."""
     if not self._config.record_video:
@@ -213,6 +212,9 @@ class Periodic:
     from seedx.app import videos  # It imports Gymnasium.
 
     started = time.monotonic()
+    env = self._env
+    if _ENV_STEPS not in self._config.evaluate_env_options:
+      env = envs.at(env, env_steps)
     video = videos.record_small(
       env, acting, self._evaluator, seed, env_steps, self._stop
     )

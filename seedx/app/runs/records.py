@@ -264,7 +264,8 @@ def check_resumed(saved: Record, asked: object, run_dir: str) -> None:
     allowed = [wording.flag(k) for k, x in recorded.items() if x.resumed]
     raise types.ConfigError(
       "expected --resume with the options that the run began with, found"
-      f" another {', '.join(changed)}; only {', '.join(allowed)} may change"
+      f" another {', '.join(changed)}; only {', '.join(allowed)} may change;"
+      " --init-from begins a new run with the parameters of another"
     )
   if run_dir:
     raise types.ConfigError(
@@ -325,6 +326,7 @@ def foreign(
     writer = f"an earlier commit of {writer}"
   return types.ConfigError(
     f"expected a run of format {FORMAT} in {str(path)!r}, found {problem},"
-    f" which {writer} wrote; read it with that version, or train again"
+    f" which {writer} wrote; read it with that version, or train again, since"
+    " --init-from takes only runs of this format"
     f"{types.see('a-run-of-another-format')}"
   )

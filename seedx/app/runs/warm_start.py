@@ -248,6 +248,7 @@ def _remedy(
     return remedy
   origin = (
     f"that run is one of {saved.name} on {env}, and this environment is"
-    f" {config.env.env}: choose a run of the same network and spaces"
+    f" {config.env.env}: choose a run of the same network, with an environment"
+    " of the same observations and actions"
   )
   return "; ".join(filter(None, [remedy, origin]))

@@ -278,6 +278,7 @@ class _Worker:
     self._reset_counts()
 
   def run(self) -> None:
+    """Acts and learns until the run is over."""
     try:
       if not self._connect():
         return
