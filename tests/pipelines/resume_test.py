@@ -671,3 +671,36 @@ def test_a_run_that_fails_has_saved_its_newest_state(
   if learned:
     assert steps == [metrics.read_lines(path)[-1]["env_steps"]]
     assert steps[0] >= minimum and f"{resume} {steps[0]}\n" in err
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_from_its_newest_checkpoint(tmp_path):
+  words = "--hidden-sizes 8 --replay-min-steps 100 --replay-batch-size 16"
+  words += " --total-steps 100000000 --checkpoint-every-seconds 0.3"
+  program = programs.start(dqn, *words.split(), "--run-dir", str(tmp_path))
+
+  def failed():
+    assert program.poll() is None, program.stderr.read()
+
+  try:
+    running.wait_until(lambda: len(steps_of(tmp_path)) >= 2, failed)
+    path = tmp_path / "metrics.jsonl"
+    count = path.read_text().count("\n")
+    running.wait_until(lambda: path.read_text().count("\n") > count, failed)
+  finally:
+    program.kill()
+    program.wait()
+  with (tmp_path / "metrics.jsonl").open("a") as file:
+    file.write('{"wall_seconds": 1')  # A kill may leave half a line.
+  before = metrics.read_lines(tmp_path / "metrics.jsonl")
+  step = steps_of(tmp_path)[-1]
+  assert 0 < step <= before[-1]["env_steps"] + 10_000
+  total = step + 400
+  words = ["--resume", str(tmp_path), "--total-steps", str(total)]
+  assert programs.main(dqn, words) == 0
+  lines = assert_rising(tmp_path)
+  assert lines[-1]["env_steps"] == steps_of(tmp_path)[-1]
+  assert total <= lines[-1]["env_steps"] < total + 100
+  earlier = [line for line in before if line["env_steps"] <= step]
+  assert lines[: len(earlier) - 1] == earlier[:-1]
+  assert lines[-1]["learner_steps"] > earlier[-1]["learner_steps"]
