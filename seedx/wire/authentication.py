@@ -49,7 +49,7 @@ class Security:
     tls_certificate: file of this process's certificate; with it, a server uses
       TLS.
     tls_key: file of the certificate's private key.
-    token_file: file of the run's token.
+    token_file: file of the run's token; without it, SEEDX_TOKEN has the token.
     insecure: whether to allow connections between machines without TLS or
       without a token.
   """

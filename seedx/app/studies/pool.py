@@ -163,9 +163,10 @@ class Pool:
   def _note(self, trial: trials.Trial, line: Mapping[str, Any]) -> None:
     """Prints the progress of all trials from time to time."""
     title = "return" if self._score == "episode_return" else self._score
-    value, steps = line.get(self._score), line[metrics.clock(line)]
+    value, clock = line.get(self._score), metrics.clock(line)
     text = f"no {title} yet" if value is None else f"{title} {value:.4g}"
-    self._newest[trial.name] = f"{text} after {steps:,} env steps"
+    steps = f"{line[clock]:,} {clock.replace('_', ' ')}"
+    self._newest[trial.name] = f"{text} after {steps}"
     now = time.monotonic()
     if self._places > 1 and now >= self._printed_seconds + _PROGRESS_SECONDS:
       self._printed_seconds = now

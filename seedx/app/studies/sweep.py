@@ -3,13 +3,13 @@
   seedx sweep ppo --search "learning_rate=log:1e-4..1e-2,td_lambda=0.9|0.95"
 
 A sweep draws values of the settings and trains with each draw. As many trials
-run at a time as this machine, or a Ray cluster (`--ray-address`), has CPUs
-for. Trials that fall
-behind end early (ASHA). With `--seeds 3`, each draw trains with three seeds,
-and the mean over seeds decides. At the end, new runs with other seeds compare
-the best values with the experiment's defaults, because the best of many draws
-is partly luck. The output is `sweep.md`, `sweep.png` and a directory for each
-run. An experiment may have its own options: `seedx sweep "impala --agent a2c"`.
+run at a time as this machine, or a Ray cluster (`--ray-address`), has CPUs for.
+Trials that fall behind end early (ASHA). With `--seeds 3`, each draw trains
+with three seeds, and the mean over seeds decides. At the end, new runs with
+other seeds compare the best values with the experiment's defaults, because the
+best of many draws is partly luck. The output is `sweep.md`, `sweep.png` and a
+directory for each run. An experiment may have its own options: `seedx sweep
+"impala --agent a2c"`.
 """
 
 import contextlib
