@@ -1,5 +1,8 @@
 """Small implementations of seedx's interfaces, shared by tests."""
 
+import dataclasses
+import functools
+
 import jax.numpy as jnp
 
 from seedx import types
@@ -33,3 +36,27 @@ def counting_agent() -> base.Agent:
     apply=refuse,
     update=refuse,
   )
+
+
+@functools.cache
+def adding_agent(period=1):
+  """Returns an agent whose update subtracts the gradient.
+
+  Every `period` updates, the target parameters become the previous parameters.
+  """
+
+  def start(params, updates):
+    numbers = jnp.int32(updates), jnp.float32(0)
+    return base.AgentState(params, (), {}, *numbers, params)
+
+  def apply(state, gradients):
+    return dataclasses.replace(
+      state,
+      params=state.params - gradients.params,
+      updates=state.updates + 1,
+      target_params=jnp.where(
+        state.updates % period == 0, state.params, state.target_params
+      ),
+    )
+
+  return dataclasses.replace(counting_agent(), start=start, apply=apply)

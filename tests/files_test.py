@@ -7,6 +7,7 @@ import time
 import pytest
 
 from seedx import files, types
+from tests import planted_files
 
 _SECRET = "the user's own"
 
@@ -29,30 +30,9 @@ def folder(tmp_path):
   return files.Folder(tmp_path / "run")
 
 
-def _sparse(path, outside):
-  with path.open("wb") as file:
-    file.truncate(2**40)
-
-
-# Things that may be in place of a file.
-PLANTED = {
-  "a link to a file": lambda x, outside: x.symlink_to(outside / "own"),
-  "a link to a directory": lambda x, outside: x.symlink_to(outside),
-  "a link to nothing": lambda x, outside: x.symlink_to(outside / "new"),
-  "a pipe": lambda x, outside: os.mkfifo(x),
-  "a directory": lambda x, outside: x.mkdir(),
-}
-# Regular files that are refused: the first for appending, the second for
-# reading.
-FILES = {
-  "a second name": lambda x, outside: os.link(outside / "own", x),
-  "a sparse file": _sparse,
-}
-
-
-@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("kind", planted_files.PLANTED)
 def test_only_regular_files_are_opened(kind, folder, outside):
-  PLANTED[kind](folder / "a", outside)
+  planted_files.PLANTED[kind](folder / "a", outside)
   began = time.monotonic()
   for mode in ("r", "a", "x"):
     with pytest.raises(OSError, match="is not a regular file"):
@@ -60,9 +40,9 @@ def test_only_regular_files_are_opened(kind, folder, outside):
   assert time.monotonic() - began < 1
 
 
-@pytest.mark.parametrize("kind", [*PLANTED, *FILES])
+@pytest.mark.parametrize("kind", [*planted_files.PLANTED, *planted_files.FILES])
 def test_writing_replaces_any_entry_but_a_directory(kind, folder, outside):
-  (PLANTED | FILES)[kind](folder / "a", outside)
+  (planted_files.PLANTED | planted_files.FILES)[kind](folder / "a", outside)
   if kind == "a directory":
     with pytest.raises(OSError):
       folder.write("a", "new")
@@ -73,14 +53,14 @@ def test_writing_replaces_any_entry_but_a_directory(kind, folder, outside):
 
 
 def test_a_file_with_a_second_name_is_read_but_not_appended_to(folder, outside):
-  FILES["a second name"](folder / "a", outside)
+  planted_files.FILES["a second name"](folder / "a", outside)
   assert folder.read("a") == _SECRET
   with pytest.raises(OSError, match="second name"):
     folder.open("a", "a")
 
 
 def test_a_huge_file_is_refused_before_it_is_read(folder, outside):
-  FILES["a sparse file"](folder / "a", outside)
+  planted_files.FILES["a sparse file"](folder / "a", outside)
   began = time.monotonic()
   with pytest.raises(OSError, match="1,099,511,627,776 bytes"):
     folder.read("a")

@@ -47,7 +47,6 @@ from seedx.runtime import counters, seeding
 from seedx.wire import calls, serving
 from tests import fakes
 from tests.acting import devices
-from tests.pipelines import parameter_server_test
 
 Code = wire.StatusCode
 CLEAN = {
@@ -140,11 +139,11 @@ def bound(server):
   )
   inputs = reports.layout(layout.length, ENVS, ["loss", "q_mean"])
   reported.bind(server, inputs, admission.Addresses(1, ["unix:/server"]))
-  shard = parameter_server.Shard(parameter_server_test.adding_agent(), 10)
+  shard = parameter_server.Shard(fakes.adding_agent(), 10)
   shard.bind(server, SIZE)
   vector, _ = parameter_server.layouts(SIZE)
   state = parameter_server.state_layout(
-    parameter_server.state_form(parameter_server_test.adding_agent(), SIZE)
+    parameter_server.state_form(fakes.adding_agent(), SIZE)
   )
   methods += [
     Method(reports.REPORT, inputs, hello, [zeros_of(inputs, ENVS)]),

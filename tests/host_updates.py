@@ -22,10 +22,10 @@ HOSTS, CORES = 2, 2
 
 @functools.cache
 def shared():
-  """Imports `learner_test`, which computes; the hosts must have joined."""
-  from tests.learning import learner_test
+  """Imports `cases`, which computes; the hosts must have joined."""
+  from tests.learning import cases
 
-  return learner_test
+  return cases
 
 
 def normalizing_agent():

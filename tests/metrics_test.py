@@ -15,6 +15,7 @@ import pytest
 
 from seedx import metrics
 from seedx.metrics import events
+from tests import programs
 
 
 class FakeClock:
@@ -208,24 +209,10 @@ def test_json_has_null_for_nan_and_infinity_and_accepts_numpy(tmp_path):
   assert json.loads(path.read_text().splitlines()[1]) == {"env_steps": 2}
 
 
-def read_events(run_dir):
-  """Returns step and value of each summary, a message of tensorboardX."""
-  from tensorboardX.proto import event_pb2
-
-  values = []
-  (path,) = run_dir.glob("events.out.tfevents.*")
-  data = path.read_bytes()
-  while data:
-    # A TFRecord has the length, its checksum, the event, and its checksum.
-    length = int.from_bytes(data[:8], "little")
-    event = event_pb2.Event.FromString(data[12 : 12 + length])
-    data = data[16 + length :]
-    values += [(event.step, value) for value in event.summary.value]
-  return values
-
-
 def read_scalars(run_dir):
-  return [(x.tag, step, x.simple_value) for step, x in read_events(run_dir)]
+  return [
+    (x.tag, step, x.simple_value) for step, x in programs.read_events(run_dir)
+  ]
 
 
 def test_tensorboard_has_scalars_against_env_steps(tmp_path):
@@ -261,7 +248,7 @@ def test_tensorboard_compares_runs_by_their_settings(tmp_path):
   sink.write({"env_steps": 1})
   sink.write({"env_steps": 2, "lag": 3})
   sink.close()
-  (_, summary), (_, scalar) = read_events(tmp_path)
+  (_, summary), (_, scalar) = programs.read_events(tmp_path)
   assert scalar.tag == "run/lag"
   assert summary.tag == "_hparams_/session_start_info"
   assert summary.metadata.plugin_data.plugin_name == "hparams"
@@ -285,7 +272,9 @@ def test_tensorboard_has_videos_as_images(tmp_path):
   videos.append(metrics.Video(9, (20, 30), b"GIF89a-second"))
   sink.close()  # The last evaluation ends after the last line.
   assert not videos
-  images = [(step, x.tag, x.image) for step, x in read_events(tmp_path)]
+  images = [
+    (step, x.tag, x.image) for step, x in programs.read_events(tmp_path)
+  ]
   assert [step for step, *_ in images] == [3, 9]
   assert {tag for _, tag, _ in images} == {"episode/evaluation_video"}
   (_, _, first), _ = images

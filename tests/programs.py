@@ -1,20 +1,26 @@
 """Programs that run in the process of a test, or in a process of their own."""
 
+import json
 import os
 import pathlib
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from seedx import app, envs, signals
+from seedx import app, checkpoint, envs, signals
 from seedx.acting import evaluator, local_actor
 from seedx.agents import a2c, base, dqn, ppo, rainbow, vtrace
+from seedx.app.runs import checkpointer
 from seedx.learning import updates
+from tests import with_ray
 
 ROOT = pathlib.Path(__file__).parent.parent
+_KEPT = ("seedx", "experiments", "setup.py", "pyproject.toml", "README.md")
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +123,80 @@ def refused(program, words, capfd):
   lines = [line for line in err.splitlines() if line.startswith("error: ")]
   assert len(lines) == 1 and err.endswith(lines[0] + "\n")
   return lines[0]
+
+
+def lines_of(path):
+  """Returns the JSON values of a file's lines; none if there is no file."""
+  text = path.read_text() if path.exists() else ""
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def free_port():
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()[1]
+
+
+def steps_of(run_dir):
+  return checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
+
+
+@pytest.fixture
+def started(tmp_path):
+  """Yields a function that starts sweeps as programs; kills them at the end."""
+  pytest.importorskip("optuna")
+  begun = []
+
+  def start(*words):
+    program = [sys.executable, "-m", "seedx", "sweep", *words]
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    begun.append(
+      subprocess.Popen(
+        [*program, "--run-dir", str(tmp_path / "run")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, **with_ray.AS_OTHERS},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+      )
+    )
+    return begun[-1]
+
+  yield start
+  for program in begun:
+    program.kill()
+    program.wait()
+
+
+def read_events(run_dir):
+  """Returns step and value of each summary, a message of tensorboardX."""
+  from tensorboardX.proto import event_pb2
+
+  values = []
+  (path,) = run_dir.glob("events.out.tfevents.*")
+  data = path.read_bytes()
+  while data:
+    # A TFRecord has the length, its checksum, the event, and its checksum.
+    length = int.from_bytes(data[:8], "little")
+    event = event_pb2.Event.FromString(data[12 : 12 + length])
+    data = data[16 + length :]
+    values += [(event.step, value) for value in event.summary.value]
+  return values
+
+
+def copied(folder):
+  """Copies the files of an installation from the repository to a folder."""
+  folder.mkdir()
+  for name in _KEPT:
+    source = ROOT / name
+    if source.is_dir():
+      ignored = shutil.ignore_patterns("__pycache__")
+      shutil.copytree(source, folder / name, ignore=ignored)
+    else:
+      shutil.copy(source, folder / name)
+  return folder
+
+
+def clean():
+  """Returns this process's environment variables without PYTHONPATH."""
+  return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

@@ -5,17 +5,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dm_env import specs
 from jax.sharding import PartitionSpec
 
 from seedx import sharding, types
 from seedx.agents import vtrace
 from tests import conftest, running
+from tests.agents import cases
 
 LENGTH, CORES, PER_CORE = 6, 8, 2
-SPEC = types.EnvironmentSpec(
-  specs.Array((4,), np.float32), specs.DiscreteArray(3)
-)
+SPEC = cases.VECTOR
 # Clipping would hide gradients that are 8 times too large.
 CONFIG = vtrace.Config(hidden_sizes=(8,), max_gradient_norm=1e9)
 

@@ -34,6 +34,7 @@ from seedx.agents import (
   vtrace,
 )
 from tests import conftest, running
+from tests.agents import cases
 
 LENGTH, BATCH, ROWS = 5, 3, 32
 KEY = jax.random.key(0)
@@ -531,13 +532,6 @@ CHANGED = {
 }
 
 
-def with_hyperparameters(state, **values):
-  values = {name: jnp.float32(value) for name, value in values.items()}
-  return dataclasses.replace(
-    state, hyperparameters=state.hyperparameters | values
-  )
-
-
 # One case per algorithm.
 _ONE_EACH = {case[0]: (case,) for case in SLOW + FAST}
 _ONE_EACH["vtrace"] = (("vtrace", "vector"),)
@@ -609,7 +603,7 @@ def test_a_hyperparameter_changes_only_the_functions_that_use_it(names):
 
   unchanged = run(state)
   for name in state.hyperparameters:
-    changed = run(with_hyperparameters(state, **{name: CHANGED[name]}))
+    changed = run(cases.with_hyperparameters(state, **{name: CHANGED[name]}))
     affected = {"learning", "gradients"}
     if name.endswith("learning_rate"):
       affected = {"learning"}
@@ -629,7 +623,9 @@ def test_a_hyperparameter_changes_only_the_functions_that_use_it(names):
 
 
 def gradients_of(case, unroll, **hyperparameters):
-  state = with_hyperparameters(vtrace_case().moved_state, **hyperparameters)
+  state = cases.with_hyperparameters(
+    vtrace_case().moved_state, **hyperparameters
+  )
   gradients, output = case.gradients(state, KEY, unroll)
   return jax.device_get((gradients.params, output))
 
@@ -722,7 +718,7 @@ def test_acting_and_learning_compute_the_same_log_prob():
 def test_learning_rate_falls_linearly_and_then_stays(updates, end, expected):
   horizon = updates and base.Horizon(env_steps=100, updates=updates)
   case = Case("vtrace", horizon=horizon, learning_rate_end=end)
-  state = with_hyperparameters(vtrace_case().state, learning_rate=0.1)
+  state = cases.with_hyperparameters(vtrace_case().state, learning_rate=0.1)
   # With a constant gradient, Adam's step is as large as the rate.
   gradients = base.Gradients(ones(state.params))
   rates = []

@@ -12,7 +12,7 @@ from seedx import envs, networks, types
 from seedx.agents import acting_step, alphazero, base, dqn, ppo
 from seedx.envs.functional import search as search_lib
 from tests import conftest
-from tests.envs import boards, match_test
+from tests.envs import boards
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 GAME = boards.TIC_TAC_TOE.game
@@ -50,7 +50,7 @@ def params_of(policy=0.0, policy_bias=0.0, value=0.0, value_bias=0.0):
 @functools.cache
 def unroll_of(**options):
   """Returns random games as an unroll, `[30, 40, ...]`."""
-  timestep, action, _ = match_test.played(**options)
+  timestep, action, _ = boards.played(**options)
   timestep, action = jax.tree.map(
     # The first episodes begin with the unroll.
     lambda x: x[:STEPS, :SIZE],

@@ -9,35 +9,35 @@ import pytest
 
 from seedx import types
 from seedx.agents import acting_step, ddpg
+from tests.agents import cases, critics_cases
 from tests.agents import critics_reference as reference
-from tests.agents import critics_test
 
 # Updates, each of which is compared with the reference
 
 
 def test_an_update_of_ddpg_matches_numpy():
-  critics_test.check_updates("ddpg", reference.DDPG, updates=1)
-  critics_test.check_updates("ddpg", reference.DDPG)
+  critics_cases.check_updates("ddpg", reference.DDPG, updates=1)
+  critics_cases.check_updates("ddpg", reference.DDPG)
 
 
 def test_clipped_action_gradients_three_steps_and_tanh_match_numpy():
   fields = {"n_step": 3, "action_gradient_clip": 0.2, "activation": "tanh"}
-  learner, _ = critics_test.check_updates("ddpg", reference.DDPG, **fields)
-  assert 0 < learner.clipped_slopes < 6 * critics_test.BATCH * 2
+  learner, _ = critics_cases.check_updates("ddpg", reference.DDPG, **fields)
+  assert 0 < learner.clipped_slopes < 6 * critics_cases.BATCH * 2
 
 
 NOISY = {"target_noise": 0.9}
 
 
 def test_td3_matches_numpy():
-  learner, _ = critics_test.check_updates("td3", reference.DDPG, **NOISY)
+  learner, _ = critics_cases.check_updates("td3", reference.DDPG, **NOISY)
   # Both bounds have an effect.
   assert learner.clipped_noise > 10 and learner.clipped_actions >= 10
 
 
 def test_targets_have_the_smallest_of_the_critics_values():
-  state = critics_test.state_of("td3", **NOISY)
-  sample = critics_test.sample_of(critics_test.agent_of("td3"))
+  state = critics_cases.state_of("td3", **NOISY)
+  sample = critics_cases.sample_of(critics_cases.agent_of("td3"))
 
   def priorities(*raised):
     """Returns the errors with constants added to the two target critics."""
@@ -45,7 +45,7 @@ def test_targets_have_the_smallest_of_the_critics_values():
     head = target["critic"]["params"]["head"]
     for name, value in zip(("Dense_2", "Dense_5"), raised, strict=True):
       head[name]["bias"] += np.float32(value)
-    _, output = critics_test.jitted("gradients", "td3", **NOISY)(
+    _, output = critics_cases.jitted("gradients", "td3", **NOISY)(
       dataclasses.replace(state, target_params=target),
       jax.random.key(0),
       sample,
@@ -62,20 +62,20 @@ def test_targets_have_the_smallest_of_the_critics_values():
 def test_without_a_replay_all_steps_of_an_unroll_are_learned_from():
   """The last returns have less than three steps."""
   fields = {"replayed": False, "n_step": 3}
-  agent = critics_test.agent_of("ddpg", **fields)
+  agent = critics_cases.agent_of("ddpg", **fields)
   assert agent.needs.window is None and agent.priorities is None
-  config = critics_test.config_of("ddpg", **fields)
-  state = critics_test.state_of("ddpg", **fields)
-  sample = critics_test.sample_of(agent, length=6)._replace(
-    importance_weight=np.ones(critics_test.BATCH, np.float32)
+  config = critics_cases.config_of("ddpg", **fields)
+  state = critics_cases.state_of("ddpg", **fields)
+  sample = critics_cases.sample_of(agent, length=6)._replace(
+    importance_weight=np.ones(critics_cases.BATCH, np.float32)
   )
-  actual, output = critics_test.jitted("gradients", "ddpg", **fields)(
+  actual, output = critics_cases.jitted("gradients", "ddpg", **fields)(
     state, jax.random.key(0), sample.unroll
   )
   learner = reference.DDPG(state.params, state.target_params, config)
-  batches = [critics_test.batch_of(sample, config, t) for t in range(5)]
+  batches = [critics_cases.batch_of(sample, config, t) for t in range(5)]
   total = sum(batch.weight.sum() for batch in batches)
-  assert output.weight == total < 5 * critics_test.BATCH
+  assert output.weight == total < 5 * critics_cases.BATCH
   expected = []
   for batch in batches:
     scale = batch.weight / total
@@ -95,40 +95,40 @@ def test_without_a_replay_all_steps_of_an_unroll_are_learned_from():
 
 def test_noise_is_added_to_the_actors_action_and_clipped():
   state = dataclasses.replace(
-    critics_test.state_of("ddpg"), updates=np.int32(1)
+    critics_cases.state_of("ddpg"), updates=np.int32(1)
   )
-  inputs, key = critics_test.inputs_of(), jax.random.key(0)
+  inputs, key = critics_cases.inputs_of(), jax.random.key(0)
   noise = np.asarray(
-    jax.random.normal(jax.random.split(key)[0], (critics_test.ROWS, 2))
+    jax.random.normal(jax.random.split(key)[0], (critics_cases.ROWS, 2))
   )
   layers = reference.groups_of(state.params)["actor"]
   outputs, _ = reference.forward(layers, inputs.timestep.observation)
-  greedy = critics_test.act("ddpg", state, inputs, "greedy")
+  greedy = critics_cases.act("ddpg", state, inputs, "greedy")
   np.testing.assert_allclose(greedy, np.tanh(outputs), rtol=1e-5, atol=1e-6)
   # The scale may change at run time.
   for scale in (0.1, 3.0):
-    changed = critics_test.with_hyperparameters(state, noise_scale=scale)
+    changed = cases.with_hyperparameters(state, noise_scale=scale)
     expected = np.clip(greedy + scale * noise, -1, 1)
-    action = critics_test.act("ddpg", changed, inputs)
+    action = critics_cases.act("ddpg", changed, inputs)
     np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_each_environment_of_a_ladder_has_its_own_noise():
-  ladder = critics_test.agent_of("ddpg", noise_ladder=True).exploration
+  ladder = critics_cases.agent_of("ddpg", noise_ladder=True).exploration
   factors = ladder(5)
   assert factors.dtype == np.float32
   np.testing.assert_allclose(factors, [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16])
   np.testing.assert_array_equal(ladder(1), [1])
-  without = critics_test.agent_of("ddpg").exploration(5)
+  without = critics_cases.agent_of("ddpg").exploration(5)
   np.testing.assert_array_equal(without, np.zeros(5))
-  state = critics_test.still(critics_test.state_of("ddpg"))
-  rows = critics_test.ROWS // 5
+  state = critics_cases.still(critics_cases.state_of("ddpg"))
+  rows = critics_cases.ROWS // 5
   for exploration, expected, fields in (
     (np.repeat(factors, rows), 0.1 * factors, {"noise_ladder": True}),
     (0.0, np.full(5, 0.1), {}),
   ):
-    inputs = critics_test.inputs_of(exploration=exploration)
-    action = critics_test.act("ddpg", state, inputs, **fields)
+    inputs = critics_cases.inputs_of(exploration=exploration)
+    action = critics_cases.act("ddpg", state, inputs, **fields)
     scale = action.reshape(5, -1).std(axis=1)
     np.testing.assert_allclose(scale, expected, rtol=0.1)
 
@@ -139,7 +139,7 @@ def test_each_environment_of_a_ladder_has_its_own_noise():
 @pytest.mark.slow
 def test_atoms_learn_the_returns_of_a_bandit_and_the_actor_the_best_action():
   """The reward is the action, and -1 or 3 with probabilities 3/4 and 1/4."""
-  spec = critics_test.ONE_ACTION
+  spec = critics_cases.ONE_ACTION
   config = ddpg.Config(
     hidden_sizes=(16,),
     num_atoms=21,
@@ -151,8 +151,8 @@ def test_atoms_learn_the_returns_of_a_bandit_and_the_actor_the_best_action():
   agent, rng = config.make(spec), np.random.default_rng(0)
   actions = rng.uniform(-1, 1, (600, 128))
   coins = np.where(rng.random(actions.shape) < 0.25, 3.0, -1.0)
-  samples = critics_test.bandit_samples(actions, actions + coins)
-  state, _ = critics_test.train(agent, samples, jax.random.key(0))
+  samples = critics_cases.bandit_samples(actions, actions + coins)
+  state, _ = critics_cases.train(agent, samples, jax.random.key(0))
   inputs = acting_step.zero_inputs(spec, 400)
   inputs.timestep.observation[:] = 1.0
   step, greedy = jax.jit(agent.step), jax.jit(agent.greedy)

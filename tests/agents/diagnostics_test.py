@@ -11,7 +11,7 @@ import pytest
 from seedx import losses
 from seedx.agents import a2c, base, models, policy_model, ppo, vtrace
 from tests import conftest
-from tests.agents import dqn_test
+from tests.agents import cases
 
 ACTOR_CRITICS = {
   "a2c": a2c.Config(hidden_sizes=(8,), reward_scale=1.0, td_lambda=1.0),
@@ -20,7 +20,7 @@ ACTOR_CRITICS = {
     hidden_sizes=(8,), reward_scale=1.0, epochs=4, minibatches=3
   ),
 }
-SPEC = dqn_test.VECTOR
+SPEC = cases.VECTOR
 HORIZON = base.Horizon(env_steps=1_000, updates=10)
 KEY = jax.random.key(0)
 
@@ -37,7 +37,7 @@ def jitted(method, name):
 
 @functools.cache
 def state_of(name):
-  return dqn_test.random_state(agent_of(name), ACTOR_CRITICS[name])
+  return cases.random_state(agent_of(name), ACTOR_CRITICS[name])
 
 
 @functools.cache
@@ -148,27 +148,3 @@ def test_the_learning_rate_follows_the_schedule(name):
     assert output.metrics["learning_rate"] == pytest.approx(
       rate * (1 - updates / 10), rel=1e-5
     )
-
-
-def test_dqn_logs_its_q_values_errors_epsilon_and_learning_rate():
-  state = dataclasses.replace(dqn_test.state_of(), updates=np.int32(2))
-  sample = dqn_test.sample_of(dqn_test.part(dqn_test.unroll_of(), 2))
-  gradients = dqn_test.jitted("gradients", horizon=HORIZON)
-  _, output = gradients(state, KEY, sample)
-  metrics = jax.device_get(output.metrics)
-  acting = jax.jit(dqn_test.agent_of(horizon=HORIZON).acting)(state)
-  assert (
-    0.05 < metrics["epsilon"] < 1.0 and metrics["epsilon"] == acting.epsilon
-  )
-  rate = state.hyperparameters["learning_rate"]
-  assert metrics["learning_rate"] == pytest.approx(0.8 * rate, rel=1e-5)
-  assert metrics["gradient_norm"] > 0
-  kept = sample.unroll.inputs.timestep.step_type[1] != 0
-  errors = np.asarray(output.priorities)[kept]
-  for name, quantile in (("td_error_p50", 0.5), ("td_error_p95", 0.95)):
-    expected = np.quantile(errors, quantile, method="lower")
-    assert metrics[name] == pytest.approx(expected, rel=1e-5)
-  taken = np.take_along_axis(
-    dqn_test.q_values_of()[0], sample.unroll.action[0][:, None], axis=1
-  )
-  assert metrics["q_mean"] == pytest.approx(taken[kept].mean(), rel=1e-4)

@@ -22,19 +22,14 @@ from seedx.agents import (
   value_based,
 )
 from tests import conftest
+from tests.agents import cases
 
-VECTOR = types.EnvironmentSpec(
-  specs.Array((4,), np.float32), specs.DiscreteArray(3)
-)
-IMAGE = types.EnvironmentSpec(
-  specs.BoundedArray((1, 36, 36), np.uint8, 0, 255), specs.DiscreteArray(3)
-)
 MASKED = types.EnvironmentSpec(
   {"x": specs.Array((4,), np.float32), "legal": specs.Array((5,), bool)},
   specs.DiscreteArray(5),
   action_mask="legal",
 )
-SPECS = {"vector": VECTOR, "image": IMAGE, "masked": MASKED}
+SPECS = {"vector": cases.VECTOR, "image": cases.IMAGE, "masked": MASKED}
 
 
 def config_of(**fields):
@@ -53,33 +48,9 @@ def agent_of(name="vector", horizon=None, **fields):
   return config_of(**fields).make(SPECS[name], None, horizon)
 
 
-def random_state(agent, config):
-  """Returns a state with random parameters and different target parameters."""
-  rng = np.random.default_rng(0)
-  shapes = jax.eval_shape(agent.init, jax.random.key(0))
-  state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-
-  def draw(x):
-    scale = np.prod(x.shape[:-1]) ** -0.5 if x.ndim > 1 else 0.1
-    return rng.normal(0, scale, x.shape).astype(x.dtype)
-
-  return dataclasses.replace(
-    state,
-    params=jax.tree.map(draw, state.params),
-    # Means and variances of 1, of no batches so far.
-    statistics=jax.tree.map(
-      lambda x: x + np.issubdtype(x.dtype, np.floating), state.statistics
-    ),
-    target_params=jax.tree.map(draw, state.target_params),
-    hyperparameters={
-      name: np.float32(getattr(config, name)) for name in state.hyperparameters
-    },
-  )
-
-
 @functools.cache
 def state_of(name="vector", **fields):
-  return random_state(agent_of(name, **fields), config_of(**fields))
+  return cases.random_state(agent_of(name, **fields), config_of(**fields))
 
 
 @functools.cache
@@ -105,13 +76,6 @@ def unroll_of(name="vector", length=12, size=40, **fields):
   ends = np.linspace(0, 0.6, size)
   agent = agent_of(name, **fields)
   return conftest.random_unroll(agent, SPECS[name], length, ends, seed=3)
-
-
-def part(unroll, length, start=0):
-  """Returns some steps of an unroll, with the unroll's core state."""
-  steps = unroll._replace(core_state=())
-  steps = jax.tree.map(lambda x: x[start : start + length], steps)
-  return steps._replace(core_state=unroll.core_state)
 
 
 def sample_of(unroll):
@@ -189,7 +153,7 @@ def test_the_frequency_of_random_actions_is_the_larger_epsilon():
   exploration = np.repeat(ladder, rows)
   rng = np.random.default_rng(0)
   observation = rng.normal(size=(4 * rows, 4)).astype(np.float32)
-  inputs = acting_step.zero_inputs(VECTOR, 4 * rows)
+  inputs = acting_step.zero_inputs(cases.VECTOR, 4 * rows)
   inputs = inputs._replace(
     timestep=inputs.timestep._replace(observation=observation),
     exploration=exploration,
@@ -214,7 +178,7 @@ def test_the_frequency_of_random_actions_is_the_larger_epsilon():
 def test_a_row_that_explores_takes_any_action_equally_often():
   """Whether a row explores does not influence which action it draws."""
   epsilon, rows, draws = 0.3, 4, 10_000
-  inputs = acting_step.zero_inputs(VECTOR, rows)
+  inputs = acting_step.zero_inputs(cases.VECTOR, rows)
   acting = agent_of().acting(state_of())._replace(epsilon=np.float32(epsilon))
   core_state = agent_of().initial_core_state(rows)
 
@@ -261,43 +225,12 @@ def test_the_target_network_is_copied_every_target_period():
   for updates in range(1, 8):
     old_params = state.params
     state, _ = jitted("update", **fields)(
-      state, jax.random.key(0), sample_of(part(unroll_of(), 2))
+      state, jax.random.key(0), sample_of(cases.part(unroll_of(), 2))
     )
-    assert largest(state.params, old_params) > 1e-4
+    assert cases.difference(state.params, old_params) > 1e-4
     if updates % 3 == 0:
       copied = state.params
     chex.assert_trees_all_equal(state.target_params, copied)
-
-
-def largest(a, b):
-  gaps = jax.tree.map(lambda x, y: np.abs(np.subtract(x, y)).max(), a, b)
-  return max(jax.tree.leaves(gaps))
-
-
-def td_errors(
-  q, target_q, unroll, n, double, discount=0.9, whole=True, rescaled=float
-):
-  """Computes errors and weights `[T - n + 1, B]`, step by step in NumPy.
-
-  If not `whole`, the last n - 1 steps are included, with shorter returns.
-  """
-  step_type, reward, factor, _ = unroll.inputs.timestep
-  errors = np.zeros((len(q) - (n if whole else 1), q.shape[1]))
-  weights = np.ones_like(errors)
-  for t, b in np.ndindex(*errors.shape):
-    if step_type[t + 1, b] == dm_env.StepType.FIRST:
-      weights[t, b] = 0.0
-      continue
-    total, product = 0.0, 1.0
-    for k in range(t + 1, min(t + n, len(q) - 1) + 1):
-      total += product * reward[k, b]
-      product *= factor[k, b] * discount
-      if step_type[k, b] == dm_env.StepType.LAST:
-        break
-    best = np.argmax((q if double else target_q)[k, b])
-    total += product * target_q[k, b, best]
-    errors[t, b] = rescaled(total) - q[t, b, unroll.action[t, b]]
-  return errors, weights
 
 
 @pytest.mark.parametrize(
@@ -313,12 +246,12 @@ def test_td_errors_and_gradients_match_numpy(
     state_of(**fields),
     agent_of(**fields).needs.window + extra_steps,
   )
-  batch = sample_of(part(unroll_of(), length))
+  batch = sample_of(cases.part(unroll_of(), length))
   unroll, core_state = batch.unroll, batch.unroll.core_state
   q, target_q = (
     q_values_of(x, **fields)[:length] for x in ("params", "target_params")
   )
-  errors, weights = td_errors(q, target_q, unroll, n_step, double)
+  errors, weights = cases.td_errors(q, target_q, unroll, n_step, double)
   assert 0 < np.sum(weights == 0) < weights.size / 2
   gradients, output = jitted("gradients", **fields)(
     state, jax.random.key(0), batch
@@ -374,7 +307,7 @@ def every_step(name, **fields):
 )
 def test_gradients_are_those_of_evaluating_all_steps_of_a_window(name, fields):
   unroll = unroll_of(name, stack_frames=fields.get("stack_frames", 1))
-  batch = sample_of(part(unroll, agent_of(name, **fields).needs.window))
+  batch = sample_of(cases.part(unroll, agent_of(name, **fields).needs.window))
   actual, expected = (
     gradients(state_of(name, **fields), jax.random.key(0), batch)
     for gradients in (
@@ -389,7 +322,7 @@ def test_gradients_are_those_of_evaluating_all_steps_of_a_window(name, fields):
 
 def test_a_longer_return_costs_no_more_evaluations():
   def flops(agent):
-    batch = sample_of(part(unroll_of(), agent.needs.window))
+    batch = sample_of(cases.part(unroll_of(), agent.needs.window))
     gradients = jax.jit(agent.gradients)
     lowered = gradients.lower(state, jax.random.key(0), batch)
     return lowered.cost_analysis()["flops"]
@@ -415,7 +348,7 @@ def test_unsupported_settings_and_actions_are_refused():
   hybrid = types.HybridArray(1, [0, -1], [3, 1])
   for config in (dqn.Config(), rainbow.Config(), r2d2.Config()):
     for action in (continuous, several, hybrid):
-      spec = types.EnvironmentSpec(VECTOR.observation, action)
+      spec = types.EnvironmentSpec(cases.VECTOR.observation, action)
       message = "discrete actions.*PPO, A2C or V-trace.*ActionWrapper"
       with pytest.raises(types.ConfigError, match=message):
         config.make(spec)
@@ -444,7 +377,7 @@ def test_actors_compute_the_same_priorities_as_the_learner(name, fields):
   state = dataclasses.replace(state, target_params=state.params)
   windows, frames = 6, fields.get("stack_frames", 1)
   length = agent.needs.window + windows - 1
-  unroll = part(unroll_of(name, stack_frames=frames), length)
+  unroll = cases.part(unroll_of(name, stack_frames=frames), length)
   q_values = network_of(name, stack_frames=frames)(
     state.params, unroll.inputs, unroll.core_state
   )
@@ -457,7 +390,7 @@ def test_actors_compute_the_same_priorities_as_the_learner(name, fields):
   )
   assert actual.shape == (40, windows)
   for start in range(windows):
-    steps = part(unroll, agent.needs.window, start)
+    steps = cases.part(unroll, agent.needs.window, start)
     if start:
       steps = steps._replace(core_state=agent.initial_core_state(40))
     _, output = jitted("gradients", name, **fields)(
@@ -477,10 +410,12 @@ def test_without_a_replay_all_steps_of_an_unroll_are_learned_from(
   n_step, double
 ):
   fields = {"n_step": n_step, "double": double, "replayed": False}
-  agent, unroll = agent_of(**fields), part(unroll_of(), 7)
+  agent, unroll = agent_of(**fields), cases.part(unroll_of(), 7)
   assert agent.needs.window is None and agent.priorities is None
   q, target_q = (q_values_of(x)[:7] for x in ("params", "target_params"))
-  errors, weights = td_errors(q, target_q, unroll, n_step, double, whole=False)
+  errors, weights = cases.td_errors(
+    q, target_q, unroll, n_step, double, whole=False
+  )
   gradients = jitted("gradients", **fields)
   _, output = gradients(state_of(), jax.random.key(0), unroll)
   assert output.weight == weights.sum() < weights.size
@@ -492,7 +427,7 @@ def test_without_a_replay_all_steps_of_an_unroll_are_learned_from(
 def test_without_a_replay_frames_are_stacked_from_the_core_state():
   fields = {"stack_frames": 3, "replayed": False}
   agent, state = agent_of("image", **fields), state_of("image", **fields)
-  unroll = conftest.random_unroll(agent, IMAGE, 5, np.zeros(4), seed=1)
+  unroll = conftest.random_unroll(agent, cases.IMAGE, 5, np.zeros(4), seed=1)
   unroll.inputs.timestep.step_type[:] = dm_env.StepType.MID
   gradients = jitted("gradients", "image", **fields)
   _, output = gradients(state, jax.random.key(0), unroll)
@@ -538,3 +473,31 @@ def test_rmsprop_matches_the_paper():
     params -= rate * gradient / np.sqrt(square + epsilon)
     state = apply(state, base.Gradients(np.float32(gradient)))
     np.testing.assert_allclose(state.params, params, rtol=1e-5, atol=1e-5)
+
+
+# Diagnostics
+
+
+def test_dqn_logs_its_q_values_errors_epsilon_and_learning_rate():
+  horizon = base.Horizon(env_steps=1_000, updates=10)
+  state = dataclasses.replace(state_of(), updates=np.int32(2))
+  sample = sample_of(cases.part(unroll_of(), 2))
+  gradients = jitted("gradients", horizon=horizon)
+  _, output = gradients(state, jax.random.key(0), sample)
+  metrics = jax.device_get(output.metrics)
+  acting = jax.jit(agent_of(horizon=horizon).acting)(state)
+  assert (
+    0.05 < metrics["epsilon"] < 1.0 and metrics["epsilon"] == acting.epsilon
+  )
+  rate = state.hyperparameters["learning_rate"]
+  assert metrics["learning_rate"] == pytest.approx(0.8 * rate, rel=1e-5)
+  assert metrics["gradient_norm"] > 0
+  kept = sample.unroll.inputs.timestep.step_type[1] != 0
+  errors = np.asarray(output.priorities)[kept]
+  for name, quantile in (("td_error_p50", 0.5), ("td_error_p95", 0.95)):
+    expected = np.quantile(errors, quantile, method="lower")
+    assert metrics[name] == pytest.approx(expected, rel=1e-5)
+  taken = np.take_along_axis(
+    q_values_of()[0], sample.unroll.action[0][:, None], axis=1
+  )
+  assert metrics["q_mean"] == pytest.approx(taken[kept].mean(), rel=1e-4)

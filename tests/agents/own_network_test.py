@@ -23,13 +23,13 @@ from seedx.agents import dqn, ppo, r2d2, vtrace
 from seedx.learning import learner
 from seedx.pipelines import anakin, seed, sync
 from tests import conftest
-from tests.agents import dqn_test
+from tests.agents import cases
 from tests.networks import helpers
-from tests.pipelines import pipelines_test
+from tests.pipelines import cells
 
 _ROOT = pathlib.Path(__file__).parents[2]
 # The first and simplest agent of each pipeline.
-_CELLS = dict(reversed(pipelines_test.CELLS))
+_CELLS = dict(reversed(cells.CELLS))
 
 
 class Gained(nn.Module):
@@ -51,15 +51,13 @@ class Gained(nn.Module):
   ],
 )
 def test_any_pipeline_trains_a_custom_torso(pipeline, name, tmp_path):
-  running, nodes = pipelines_test.make(pipeline, name, tmp_path, torso=Gained())
+  running = cells.make(pipeline, name, tmp_path, torso=Gained())
   acting = []
   process = running.process
-  last = pipelines_test.run_all(
-    running,
-    nodes,
-    finish=lambda: acting.append(process.policy(process.saved())),
+  last = cells.run_all(
+    running, lambda: acting.append(process.policy(process.saved()))
   )
-  assert last["env_steps"] >= pipelines_test.TOTAL_STEPS
+  assert last["env_steps"] >= cells.TOTAL_STEPS
   leaves = jax.tree_util.tree_leaves_with_path(acting[0])
   gains = [
     leaf for path, leaf in leaves if "gains" in jax.tree_util.keystr(path)
@@ -290,7 +288,7 @@ def q_mean(stored_state):
     stored_state=stored_state,
   )
   agent = config.make(SPEC)
-  state = dqn_test.random_state(agent, config)
+  state = cases.random_state(agent, config)
   unroll = conftest.random_unroll(agent, SPEC, 7, [0.0] * BATCH)
 
   @jax.jit
@@ -338,10 +336,8 @@ def test_any_pipeline_trains_a_memory(pipeline, name, tmp_path):
   fields = {"core": memory.Transformer(size=8, window=4)}
   if name != "r2d2":
     fields |= {"recurrent": True, "towers": "apart"}
-  last = pipelines_test.run_all(
-    *pipelines_test.make(pipeline, name, tmp_path, **fields)
-  )
-  assert last["env_steps"] >= pipelines_test.TOTAL_STEPS
+  last = cells.run_all(cells.make(pipeline, name, tmp_path, **fields))
+  assert last["env_steps"] >= cells.TOTAL_STEPS
   assert last["learner_steps"] >= 3
 
 

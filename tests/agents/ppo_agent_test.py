@@ -7,24 +7,18 @@ import dm_env
 import jax
 import numpy as np
 import pytest
-from dm_env import specs
 
 from seedx import sharding, types
 from seedx.agents import base, models, policy_model, ppo
 from tests import conftest
-from tests.agents import dqn_test
+from tests.agents import cases
 from tests.losses import references
 
 LENGTH, BATCH = 6, 8
-VECTOR = types.EnvironmentSpec(
-  specs.Array((4,), np.float32), specs.DiscreteArray(3)
-)
-IMAGE = types.EnvironmentSpec(
-  specs.BoundedArray((1, 36, 36), np.uint8, 0, 255), specs.DiscreteArray(3)
-)
+VECTOR = cases.VECTOR
 KINDS = {
   "vector": (VECTOR, {}),
-  "image": (IMAGE, {"stack_frames": 3, "max_gradient_norm": 1.0}),
+  "image": (cases.IMAGE, {"stack_frames": 3, "max_gradient_norm": 1.0}),
   "recurrent": (VECTOR, {"recurrent": True, "lstm_size": 4}),
 }
 KEY = jax.random.key(0)
@@ -65,14 +59,7 @@ def jitted(method, kind="vector", **fields):
 def state_of(kind="vector", **fields):
   """Returns a state whose policy is far from uniform."""
   config = config_of(kind, **fields)
-  return dqn_test.random_state(agent_of(kind, **fields), config)
-
-
-def with_hyperparameters(state, **changes):
-  changes = {name: np.float32(x) for name, x in changes.items()}
-  return dataclasses.replace(
-    state, hyperparameters=state.hyperparameters | changes
-  )
+  return cases.random_state(agent_of(kind, **fields), config)
 
 
 @functools.cache
@@ -101,11 +88,6 @@ def assert_close(actual, expected, rtol=1e-4):
   )
 
 
-def difference(a, b):
-  gaps = jax.tree.map(lambda x, y: np.abs(np.subtract(x, y)).max(), a, b)
-  return max(jax.tree.leaves(gaps))
-
-
 def moved(new, old):
   return jax.tree.map(np.subtract, new.params, old.params)
 
@@ -122,7 +104,7 @@ def test_one_step_on_the_whole_batch_applies_its_gradients(kind):
   expected = jitted("apply", kind)(state, gradients)
   actual, update_output = jitted("update", kind)(state, KEY, unroll)
   assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
-  assert difference(actual.params, state.params) > 1e-3
+  assert cases.difference(actual.params, state.params) > 1e-3
   assert_close(update_output.metrics, output.metrics)
   assert update_output.weight == output.weight
   first = unroll.inputs.timestep.step_type[1:] == dm_env.StepType.FIRST
@@ -132,7 +114,8 @@ def test_one_step_on_the_whole_batch_applies_its_gradients(kind):
 
 def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
   """NumPy computes and normalizes the advantages."""
-  state, unroll = with_hyperparameters(state_of(), td_lambda=0.8), unroll_of()
+  state = cases.with_hyperparameters(state_of(), td_lambda=0.8)
+  unroll = unroll_of()
   policy = config_of().policy(VECTOR)
 
   @jax.jit
@@ -170,7 +153,7 @@ def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
     jitted("gradients")(state, KEY, x)[0].params for x in (as_acted, unroll)
   )
   assert_close(actual, expected(state.params), rtol=1e-3)
-  assert difference(actual, other) > 1e-3
+  assert cases.difference(actual, other) > 1e-3
 
 
 # Minibatches
@@ -180,7 +163,7 @@ def test_minibatches_depend_on_the_key_and_updates_count_batches():
   unroll, update = unroll_of(), jitted("update", **SEVERAL)
   one, output = update(state_of(), KEY, unroll)
   other, _ = update(state_of(), jax.random.key(1), unroll)
-  assert difference(one.params, other.params) > 1e-5
+  assert cases.difference(one.params, other.params) > 1e-5
   again, _ = update(one, KEY, unroll)
   assert (one.updates, again.updates) == (1, 2)
   # The weight counts a step once, not once per epoch.
@@ -208,7 +191,7 @@ def test_equal_advantages_have_no_gradient():
   zeros = jax.tree.map(np.zeros_like, state_of().params)
   state = dataclasses.replace(state_of(), params=zeros)
   gradients, _ = jitted("gradients")(state, KEY, unroll)
-  assert difference(gradients.params, zeros) < 1e-6
+  assert cases.difference(gradients.params, zeros) < 1e-6
 
 
 def test_each_epoch_draws_minibatches_and_normalizes_each():
@@ -257,18 +240,18 @@ def test_4_cores_update_like_one():
   assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
   assert_close(actual.statistics, expected.statistics)
   assert output.weight == expected_output.weight
-  assert difference(expected.params, state.params) > 1e-3
+  assert cases.difference(expected.params, state.params) > 1e-3
 
 
 # Epochs
 
 
 def test_the_learning_rate_reaches_its_end_when_the_run_ends():
-  state, steps = with_hyperparameters(state_of(), learning_rate=1e-2), []
+  state, steps = cases.with_hyperparameters(state_of(), learning_rate=1e-2), []
   for _ in range(5):
     old_params = state.params
     state, _ = jitted("update", **SEVERAL)(state, KEY, unroll_of())
-    steps.append(difference(state.params, old_params))
+    steps.append(cases.difference(state.params, old_params))
   assert min(steps[:3]) > 1e-5
   assert steps[2] < steps[0] / 2
   assert max(steps[3:]) < 1e-6
@@ -293,7 +276,7 @@ def test_clip_values_changes_the_loss():
       updated_params(state_of(), **fields, **x)
       for x in ({}, {"clip_values": True})
     )
-    assert (difference(plain, clipped) > 1e-4) == (epochs == 2)
+    assert (cases.difference(plain, clipped) > 1e-4) == (epochs == 2)
 
 
 # The limit of the divergence, `target_kl`
@@ -316,7 +299,7 @@ def on_policy(fields):
 def test_an_update_ends_at_the_first_minibatch_above_target_kl():
   """Means over 2 and over 3 minibatches give each minibatch's divergence."""
   unroll, rate = on_policy({}), {"learning_rate": 0.05}
-  state = with_hyperparameters(state_of(), **rate)
+  state = cases.with_hyperparameters(state_of(), **rate)
   updated = {
     epochs: jitted("update", epochs=epochs)(state, KEY, unroll)
     for epochs in (2, 3)
@@ -353,7 +336,7 @@ def test_a_limit_that_is_not_reached_changes_nothing():
   # above this limit.
   tiny = {**SEVERAL, "target_kl": 1e-6}
   state, output = jitted("update", **tiny)(state_of(), KEY, unroll_of())
-  assert difference(state.params, state_of().params) == 0
+  assert cases.difference(state.params, state_of().params) == 0
   assert output.metrics["optimizer_steps"] == 0
 
 
@@ -369,7 +352,7 @@ def test_a_limit_needs_a_loss_that_measures_the_divergence():
 @pytest.mark.slow
 def test_4_cores_end_at_the_same_minibatch():
   fields = {"epochs": 4, "target_kl": 1.4e-4}
-  state = with_hyperparameters(state_of(), learning_rate=0.05)
+  state = cases.with_hyperparameters(state_of(), learning_rate=0.05)
   unroll = on_policy({})
   agent = agent_of(axis=sharding.CORES, **fields)
   update = sharding.per_core(
@@ -450,7 +433,7 @@ def test_statistics_change_only_after_all_epochs():
   )
   actual, _ = normalizing(state, KEY, second)
   assert_close(moved(actual, state), moved(expected, state), rtol=2e-3)
-  assert difference(actual.params, state.params) > 1e-3
+  assert cases.difference(actual.params, state.params) > 1e-3
   # Both batches have the same weight in the mean.
   np.testing.assert_allclose(
     actual.statistics.mean[0], (mean + other.mean(0)) / 2, rtol=1e-4

@@ -15,7 +15,7 @@ from seedx.acting import local_actor, unroll_store
 from seedx.agents import dqn, r2d2
 from seedx.learning import plans
 from tests import conftest
-from tests.agents import dqn_test
+from tests.agents import cases
 
 ENV = envs.Config("seedx:MemoryChain", {"length": 10})
 SPEC = envs.spec(ENV)
@@ -45,7 +45,7 @@ def jitted(name, kind=r2d2.Config, **fields):
 
 @functools.cache
 def state_of(**fields):
-  return dqn_test.random_state(agent_of(**fields), config_of(**fields))
+  return cases.random_state(agent_of(**fields), config_of(**fields))
 
 
 @functools.cache
@@ -143,8 +143,8 @@ def test_loss_and_priorities_are_those_of_the_paper(stored_state):
     )[0][BURN_IN:]
     for params in (state.params, state.target_params)
   )
-  learned = dqn_test.part(unroll, len(online), BURN_IN)
-  errors, weights = dqn_test.td_errors(
+  learned = cases.part(unroll, len(online), BURN_IN)
+  errors, weights = cases.td_errors(
     online,
     inverse(target),
     learned,

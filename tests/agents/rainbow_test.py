@@ -7,16 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dm_env import specs
 
 from seedx import losses, networks, types
-from seedx.agents import acting_step, rainbow
+from seedx.agents import acting_step, dqn, rainbow
 from tests import conftest
-from tests.agents import dqn_test
+from tests.agents import cases
 
-SPEC = types.EnvironmentSpec(
-  specs.Array((4,), np.float32), specs.DiscreteArray(3)
-)
+SPEC = cases.VECTOR
 ROWS = 16
 
 
@@ -37,7 +34,7 @@ def jitted(method, **fields):
 
 @functools.cache
 def state_of(**fields):
-  return dqn_test.random_state(agent_of(**fields), config_of(**fields))
+  return cases.random_state(agent_of(**fields), config_of(**fields))
 
 
 @functools.cache
@@ -57,10 +54,10 @@ NOISY = {"n_step": 1, "dueling": False}
 
 def test_rainbow_without_any_component_is_dqn():
   off = {"double": False, "dueling": False, "n_step": 1}
-  off |= {"num_atoms": 0, "noise_scale": 0.0}
-  config = dqn_test.config_of(
-    double=False, discount=0.99, epsilon_end=0.0, epsilon_steps=0
+  config = dqn.Config(
+    hidden_sizes=(8,), reward_scale=1.0, epsilon_end=0.0, epsilon_steps=0, **off
   )
+  off |= {"num_atoms": 0, "noise_scale": 0.0}
   expected = config.make(SPEC)
   arguments = state_of(**off), jax.random.key(3), sample_of(**off)
   for ours, theirs in zip(

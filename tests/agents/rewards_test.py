@@ -7,17 +7,14 @@ import dm_env
 import jax
 import numpy as np
 import pytest
-from dm_env import specs
 
-from seedx import sharding, types
+from seedx import sharding
 from seedx.agents import a2c, acting_step, ppo, rewards
 from tests import conftest
-from tests.agents import dqn_test
-from tests.pipelines import pipelines_test
+from tests.agents import cases
+from tests.pipelines import cells
 
-SPEC = types.EnvironmentSpec(
-  specs.Array((4,), np.float32), specs.DiscreteArray(3)
-)
+SPEC = cases.VECTOR
 AGENTS = {"a2c": a2c, "ppo": ppo}
 KEY, GAMMA, BATCH = jax.random.key(0), 0.9, 6
 
@@ -39,7 +36,7 @@ def jitted(method, name="a2c", **fields):
 @functools.cache
 def state_of(name="a2c", **fields):
   config, agent = made(name, **fields)
-  return dqn_test.random_state(agent, config)
+  return cases.random_state(agent, config)
 
 
 def unroll_of(agent, length=9, seed=0, scale=1.0):
@@ -172,14 +169,12 @@ def test_observations_are_normalized_together_with_rewards():
 )
 def test_pipelines_carry_returns_across_unrolls(pipeline, name, tmp_path):
   """If rewards are 1, R rises to 10 in about 20 steps, or 4 unrolls."""
-  running, nodes = pipelines_test.make(
+  running = cells.make(
     pipeline, name, tmp_path, normalize_rewards=True, discount=GAMMA
   )
   acting, process = [], running.process
-  last = pipelines_test.run_all(
-    running,
-    nodes,
-    finish=lambda: acting.append(process.policy(process.saved())),
+  last = cells.run_all(
+    running, lambda: acting.append(process.policy(process.saved()))
   )
   assert last["learner_steps"] >= 3
   statistics = acting[0].statistics

@@ -11,36 +11,38 @@ from dm_env import specs
 from seedx import types
 from seedx.agents import sac
 from tests import conftest
+from tests.agents import critics_cases
 from tests.agents import critics_reference as reference
-from tests.agents import critics_test
 
 
 def test_updates_match_numpy():
-  critics_test.check_updates("sac", reference.SAC, updates=1)
-  critics_test.check_updates("sac", reference.SAC)
+  critics_cases.check_updates("sac", reference.SAC, updates=1)
+  critics_cases.check_updates("sac", reference.SAC)
 
 
 @pytest.mark.slow
 def test_updates_with_three_steps_and_one_critic_match_numpy():
   fields = {"n_step": 3, "num_critics": 1, "target_entropy": 0.3}
-  critics_test.check_updates("sac", reference.SAC, **fields)
+  critics_cases.check_updates("sac", reference.SAC, **fields)
 
 
 def test_the_policy_draws_from_a_squashed_gaussian():
-  state = dataclasses.replace(critics_test.state_of("sac"), updates=np.int32(1))
-  inputs, key = critics_test.inputs_of(), jax.random.key(0)
+  state = dataclasses.replace(
+    critics_cases.state_of("sac"), updates=np.int32(1)
+  )
+  inputs, key = critics_cases.inputs_of(), jax.random.key(0)
   noise = np.asarray(
-    jax.random.normal(jax.random.split(key)[0], (critics_test.ROWS, 2))
+    jax.random.normal(jax.random.split(key)[0], (critics_cases.ROWS, 2))
   )
   learner = reference.SAC(
-    state.params, state.target_params, critics_test.config_of("sac")
+    state.params, state.target_params, critics_cases.config_of("sac")
   )
   observation = inputs.timestep.observation.astype(float)
   expected, _, _ = learner.drawn(observation, noise.astype(float))
-  action = critics_test.act("sac", state, inputs)
+  action = critics_cases.act("sac", state, inputs)
   np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
   outputs, _ = reference.forward(learner.params["actor"], observation)
-  greedy = critics_test.act("sac", state, inputs, "greedy")
+  greedy = critics_cases.act("sac", state, inputs, "greedy")
   np.testing.assert_allclose(
     greedy, np.tanh(outputs[:, :2]), rtol=1e-5, atol=1e-5
   )
@@ -103,11 +105,11 @@ def test_the_temperature_keeps_the_entropy_at_its_target():
     temperature_learning_rate=1e-2,
     temperature=3.0,
   )
-  agent = config.make(critics_test.ONE_ACTION)
+  agent = config.make(critics_cases.ONE_ACTION)
   rng = np.random.default_rng(0)
   actions = rng.uniform(-1, 1, (1500, 128))
-  samples = critics_test.bandit_samples(actions, -STEEPNESS * actions**2)
-  state, metrics = critics_test.train(agent, samples, jax.random.key(0))
+  samples = critics_cases.bandit_samples(actions, -STEEPNESS * actions**2)
+  state, metrics = critics_cases.train(agent, samples, jax.random.key(0))
   late = {key: np.mean(x[-500:]) for key, x in metrics.items()}
   assert late["entropy"] == pytest.approx(target, abs=0.03)
   assert late["temperature"] == pytest.approx(expected, rel=0.1)
@@ -160,7 +162,7 @@ def test_the_temperature_of_a_uniform_policy_falls_to_a_share_of_its_entropy():
 
 
 def test_the_initial_temperature_is_the_configs():
-  agent = critics_test.agent_of("sac", temperature=0.25)
+  agent = critics_cases.agent_of("sac", temperature=0.25)
   state = jax.jit(agent.init)(jax.random.key(0))
   assert np.exp(state.params["temperature"]) == pytest.approx(0.25)
   with pytest.raises(types.ConfigError, match="expected temperature"):

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import threading
 import time
 
 import chex
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -28,50 +26,14 @@ from seedx.agents import a2c, vtrace
 from seedx.app import devices, roles
 from seedx.app.runs import checkpointer, records
 from seedx.app.settings import experiments
-from seedx.learning import learner
 from seedx.on_cpu import allocator
 from seedx.pipelines import sync
 from tests import programs, running
-from tests.pipelines import pipelines_test
+from tests.app import cases
+from tests.repository import documentation
 
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
-
-CARTPOLE = envs.Config("CartPole-v1")
-
-
-def config_of(pipeline, name, **fields):
-  """Returns the config of a small run without an address."""
-  if pipeline == "sync":
-    return small()
-  config = pipelines_test.config_of(pipeline, name, "nowhere", **fields)
-  names = {field.name for field in dataclasses.fields(config)}
-  empty = {"address": "", "server_addresses": ()}
-  return running.replaced(
-    config, **{k: v for k, v in empty.items() if k in names}
-  )
-
-
-# The agent of the experiment `a2c` with the options `SMALL`: tests with this
-# agent and tests with these options use the same compiled programs.
-A2C = dataclasses.replace(
-  a2c_experiment.EXPERIMENT.config.agent, hidden_sizes=(8,)
-)
-
-
-def small(total_steps=100, agent=A2C, **fields):
-  """Returns the config of a short run of the pipeline `sync`."""
-  return sync.Config(
-    total_steps=total_steps,
-    agent=agent,
-    num_envs=4,
-    learner=learner.Config(unroll_length=5),
-    **fields,
-  )
-
-
-def steps_of(run_dir):
-  return checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
 
 
 def play(policy, seed):
@@ -87,14 +49,6 @@ def play(policy, seed):
       return rows.episode_return[0]
     action, state = act(rows.timestep, state)
     environment.send(rows.index, np.asarray(action))
-
-
-def documented_metrics():
-  """Returns the names in the table of docs/metrics.md."""
-  text = (programs.ROOT / "docs/metrics.md").read_text()
-  (table,) = re.findall(r"^\| metric \|.*?\n\n", text, re.DOTALL | re.MULTILINE)
-  first_cells = [row.split("|")[1] for row in table.strip().splitlines()]
-  return {*re.findall(r"`(\w+)`", " ".join(first_cells))}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +69,7 @@ def documented_metrics():
 def test_any_pipeline_trains_a_run_that_can_be_loaded_and_resumed(
   pipeline, name, tmp_path, capfd
 ):
-  config = config_of(pipeline, name)
+  config = cases.config_of(pipeline, name)
   steps = config.total_steps
   run = app.train(config, run_dir=str(tmp_path), quiet=True)
   assert capfd.readouterr() == ("", "")
@@ -124,7 +78,7 @@ def test_any_pipeline_trains_a_run_that_can_be_loaded_and_resumed(
   assert (run.restarts, run.interrupted, run.evaluation) == (0, False, "")
   lines = metrics.read_lines(tmp_path / "metrics.jsonl")
   assert lines[-1]["env_steps"] == run.metrics["env_steps"]
-  assert lines[-1].keys() <= documented_metrics()
+  assert lines[-1].keys() <= documentation.metrics()
   assert (tmp_path / "learning_curve.png").exists()
   assert list(tmp_path.glob("events.out.tfevents*"))
   saved = json.loads((tmp_path / "config.json").read_text())
@@ -145,7 +99,7 @@ def test_any_pipeline_trains_a_run_that_can_be_loaded_and_resumed(
   assert more.run_dir == tmp_path
   assert more.metrics["env_steps"] >= 2 * steps
   assert more.metrics["learner_steps"] > run.metrics["learner_steps"]
-  assert steps_of(tmp_path)[-1] == more.metrics["env_steps"]
+  assert programs.steps_of(tmp_path)[-1] == more.metrics["env_steps"]
   options = json.loads((tmp_path / "config.json").read_text())["options"]
   assert options["total_steps"] == 2 * steps
 
@@ -153,12 +107,12 @@ def test_any_pipeline_trains_a_run_that_can_be_loaded_and_resumed(
 @pytest.mark.slow
 def test_a_loaded_policy_has_the_same_returns_as_in_the_evaluator(tmp_path):
   agent = vtrace.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8)
-  config = small(agent=agent, seed=3)
+  config = cases.small(agent=agent, seed=3)
   app.train(config, run_dir=str(tmp_path), quiet=True)
   policy = app.load(tmp_path, config=config)
   assert policy.agent.initial_core_state(2) is not None
   player = evaluator.Evaluator(
-    policy.agent, evaluator.Config(CARTPOLE, num_episodes=1)
+    policy.agent, evaluator.Config(cases.CARTPOLE, num_episodes=1)
   )
   for seed in (11, 12):
     (expected,) = player.play(policy.acting, seed).returns
@@ -169,14 +123,14 @@ def test_the_default_directory_is_named_after_the_pipeline_and_the_agent(
   tmp_path, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
-  run = app.train(small(), quiet=True)
+  run = app.train(cases.small(), quiet=True)
   assert run.run_dir.parent == pathlib.Path("runs/sync_a2c")
   assert app.load(run.run_dir).name == "sync_a2c"
 
 
 def test_progress_and_evaluations_are_shown_on_request(tmp_path, capfd):
   run = app.train(
-    small(),
+    cases.small(),
     run_dir=str(tmp_path),
     evaluate_every_steps=1_000,
     evaluate_episodes=3,
@@ -190,11 +144,11 @@ def test_progress_and_evaluations_are_shown_on_request(tmp_path, capfd):
 
 
 def test_load_restores_the_requested_checkpoint(tmp_path):
-  config = small()
+  config = cases.small()
   app.train(config, run_dir=str(tmp_path), quiet=True)
   longer = running.replaced(config, total_steps=200)
   app.train(longer, resume=str(tmp_path), quiet=True)
-  first, last = steps_of(tmp_path)
+  first, last = programs.steps_of(tmp_path)
   checkpoints = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
   best = checkpoints.ranked()[0]
   for which, expected in (
@@ -216,12 +170,6 @@ def test_load_restores_the_requested_checkpoint(tmp_path):
 # Custom networks and agents
 
 
-class Torso(nn.Module):
-  @nn.compact
-  def __call__(self, observation):
-    return nn.relu(nn.Dense(8)(observation))
-
-
 @dataclasses.dataclass(frozen=True)
 class Mine(a2c.Config):
   """An agent that does not come with seedx.
@@ -237,7 +185,7 @@ class Mine(a2c.Config):
 @pytest.mark.parametrize(
   ("agent", "reason"),
   [
-    (a2c.Config(torso=Torso()), "config="),
+    (a2c.Config(torso=cases.Torso()), "config="),
     (Mine(hidden_sizes=(8,)), "is not part of seedx; use app.load"),
   ],
   ids=["torso", "agent"],
@@ -245,7 +193,7 @@ class Mine(a2c.Config):
 def test_a_custom_network_or_agent_needs_its_config_to_be_loaded(
   agent, reason, tmp_path
 ):
-  config = small(agent=agent)
+  config = cases.small(agent=agent)
   app.train(config, run_dir=str(tmp_path), quiet=True)
   with pytest.raises(types.ConfigError, match=reason):
     app.load(tmp_path)
@@ -263,17 +211,20 @@ def test_the_signature_of_train_names_its_options():
 
 
 def test_a_resume_with_another_config_is_refused(tmp_path):
-  app.train(small(), run_dir=str(tmp_path), quiet=True)
+  app.train(cases.small(), run_dir=str(tmp_path), quiet=True)
   original = (tmp_path / "config.json").read_text()
   for other, reason in (
-    (small(seed=1), "found another --seed"),
+    (cases.small(seed=1), "found another --seed"),
     (
-      small(agent=dataclasses.replace(A2C, hidden_sizes=(9,))),
+      cases.small(agent=dataclasses.replace(cases.A2C, hidden_sizes=(9,))),
       "another --hidden-sizes",
     ),
-    (small(agent=vtrace.Config(hidden_sizes=(8,))), "vtrace:Config to resume"),
-    (small(agent=Mine(hidden_sizes=(8,))), "tests.app.app_test:Mine to"),
-    (config_of("a3c", "a2c"), "a run of seedx.pipelines.a3c:Config"),
+    (
+      cases.small(agent=vtrace.Config(hidden_sizes=(8,))),
+      "vtrace:Config to resume",
+    ),
+    (cases.small(agent=Mine(hidden_sizes=(8,))), "tests.app.app_test:Mine to"),
+    (cases.config_of("a3c", "a2c"), "a run of seedx.pipelines.a3c:Config"),
   ):
     with pytest.raises(types.ConfigError, match=reason):
       app.train(other, resume=str(tmp_path), quiet=True)
@@ -281,7 +232,7 @@ def test_a_resume_with_another_config_is_refused(tmp_path):
 
 
 def test_wrong_options_of_train_are_refused(tmp_path):
-  app.train(small(), run_dir=str(tmp_path / "a"), quiet=True)
+  app.train(cases.small(), run_dir=str(tmp_path / "a"), quiet=True)
   for fields in (
     {"run_dir": str(tmp_path / "a")},
     {"resume": str(tmp_path / "a"), "run_dir": "elsewhere"},
@@ -290,11 +241,11 @@ def test_wrong_options_of_train_are_refused(tmp_path):
     {"evaluate_episodes": 0},
   ):
     with pytest.raises(types.ConfigError, match=r"expected|already has a run"):
-      app.train(small(), quiet=True, **fields)
+      app.train(cases.small(), quiet=True, **fields)
   with pytest.raises(types.ConfigError, match="expected a pipeline's config"):
     app.train(a2c.Config(), run_dir=str(tmp_path / "b"), quiet=True)
   with pytest.raises(TypeError, match="run_folder"):
-    app.train(small(), run_folder="x")
+    app.train(cases.small(), run_folder="x")
   assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -309,16 +260,16 @@ class Variant(sync.Config):
 
 
 def test_a_variant_of_a_pipeline_is_a_subclass_of_its_config(tmp_path):
-  config = Variant(**vars(small()))
+  config = Variant(**vars(cases.small()))
   run = app.train(config, run_dir=str(tmp_path / "a"), quiet=True)
   assert run.metrics["variant"] == 1.0 and run.metrics["learner_steps"]
 
 
 def test_a_policy_without_a_greedy_step_cannot_act(tmp_path):
   agent = running.Changed(
-    A2C, lambda agent: dataclasses.replace(agent, greedy=None)
+    cases.A2C, lambda agent: dataclasses.replace(agent, greedy=None)
   )
-  config = small(agent=agent)
+  config = cases.small(agent=agent)
   app.train(config, run_dir=str(tmp_path), quiet=True)
   policy = app.load(tmp_path, config=config)
   with pytest.raises(types.ConfigError, match="greedy"):
@@ -359,7 +310,7 @@ def test_a_signal_ends_a_run_early_and_its_handler_is_restored(
 
   def train():
     return app.train(
-      small(10**9, log_seconds=0.05),
+      cases.small(10**9, log_seconds=0.05),
       run_dir=str(tmp_path),
       quiet=True,
       sinks=[sink],
@@ -377,14 +328,14 @@ def test_a_signal_ends_a_run_early_and_its_handler_is_restored(
   thread.join()
   assert handlers() == before
   assert "Ctrl-C again to exit at once" in capfd.readouterr().err
-  assert steps_of(tmp_path) == [sink.lines[-1]["env_steps"]]
+  assert programs.steps_of(tmp_path) == [sink.lines[-1]["env_steps"]]
 
 
 def test_training_on_another_thread_keeps_the_signal_handlers(tmp_path):
   before, seen, runs = handlers(), [], []
 
   def train():
-    runs.append(app.train(small(), run_dir=str(tmp_path), quiet=True))
+    runs.append(app.train(cases.small(), run_dir=str(tmp_path), quiet=True))
 
   thread = threading.Thread(target=train)
   thread.start()
@@ -431,15 +382,15 @@ def test_seedx_trains_evaluates_plots_and_exports(tmp_path, monkeypatch, capfd):
   # `python -m experiments.a2c` resumes a run of `seedx train a2c`.
   words = ["--resume", str(run_dir), "--total-steps", "200"]
   assert programs.main(a2c_experiment, words) == 0
-  assert steps_of(run_dir)[-1] >= 200
+  assert programs.steps_of(run_dir)[-1] >= 200
   # An experiment and a script do not resume each other's runs.
   script = str(tmp_path / "script")
-  app.train(small(), run_dir=script, quiet=True)
+  app.train(cases.small(), run_dir=script, quiet=True)
   error = programs.refused(a2c_experiment, ["--resume", script], capfd)
   assert "expected a run of a2c to --resume, found one of" in error
   assert "seedx.pipelines.sync:Config" in error
   with pytest.raises(types.ConfigError, match="found one of a2c in"):
-    app.train(small(), resume=str(run_dir), quiet=True)
+    app.train(cases.small(), resume=str(run_dir), quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -461,30 +412,6 @@ def test_a_wrong_command_line_is_refused_in_one_line(
 
 
 # Experiments by name
-
-CUSTOM = """
-\"\"\"A custom experiment.\"\"\"
-
-import sys
-
-from seedx import app
-from seedx.agents import a2c
-from seedx.learning import learner
-from seedx.pipelines import sync
-
-EXPERIMENT = app.Experiment(
-  sync.Config(
-    total_steps=100,
-    num_envs=4,
-    agent=a2c.Config(hidden_sizes=(8,)),
-    learner=learner.Config(unroll_length=5),
-  ),
-  continuous=app.preset(total_steps=120),
-)
-
-if __name__ == "__main__":
-  sys.exit(app.main(EXPERIMENT))
-"""
 
 
 def python(folder, *words):
@@ -525,7 +452,7 @@ def test_a_run_of_a_custom_experiment_is_evaluated_and_resumed(
   (tmp_path / path).parent.mkdir(exist_ok=True)
   # Without this file, Python would import the repository's `experiments`.
   (tmp_path / path).with_name("__init__.py").touch()
-  (tmp_path / path).write_text(CUSTOM)
+  (tmp_path / path).write_text(cases.CUSTOM)
   done = python(tmp_path, *words, "--run-dir", "run")
   assert done.returncode == 0, done.stderr
   saved = records.read(tmp_path / "run")

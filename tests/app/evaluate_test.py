@@ -17,11 +17,11 @@ import pytest
 from PIL import Image
 
 from experiments import a2c
-from seedx import checkpoint, envs, metrics, types
+from seedx import envs, metrics, types
 from seedx.acting import evaluator, local_actor, unroll_store
 from seedx.agents import vtrace
 from seedx.app import evaluate, policies, videos
-from seedx.app.runs import checkpointer, evaluations, statistics
+from seedx.app.runs import evaluations, statistics
 from seedx.envs import envpool_adapter
 from seedx.pipelines import sync
 from seedx.runtime import seeding
@@ -367,11 +367,6 @@ def periodic(tmp_path, env=CARTPOLE, **fields):
   return evaluations.of(config, evaluations.Config(**options), tmp_path)
 
 
-def evaluated(tmp_path):
-  text = (tmp_path / "evaluations.jsonl").read_text()
-  return [json.loads(line) for line in text.splitlines()]
-
-
 def test_evaluations_are_due_at_regular_intervals_of_steps(
   tmp_path, monkeypatch
 ):
@@ -391,7 +386,7 @@ def test_evaluations_are_due_at_regular_intervals_of_steps(
   evaluation.finish(470, np.float32(0.2), stop=False)
   # A second call evaluates nothing: these steps have been evaluated.
   evaluation.finish(470, np.float32(0.2), stop=False)
-  lines = evaluated(tmp_path)
+  lines = programs.lines_of(tmp_path / "evaluations.jsonl")
   assert [x["env_steps"] for x in lines] == [130, 200, 460, 470]
   assert all(x["episodes"] == 3 and x["cut"] == 0 for x in lines)
   # Evaluations play different episodes, with seeds that training does not use.
@@ -410,7 +405,7 @@ def test_an_evaluation_reports_the_entries_of_info(tmp_path):
   env = dataclasses.replace(CARTPOLE, log_info=("elapsed_step",))
   evaluation = periodic(tmp_path, env)
   evaluation.finish(100, np.float32(0.2), stop=False)
-  (line,) = evaluated(tmp_path)
+  (line,) = programs.lines_of(tmp_path / "evaluations.jsonl")
   assert line["info_elapsed_step"] == line["mean"]
   mean = evaluation.measure()["evaluation_info_elapsed_step"]
   assert mean == line["mean"]
@@ -457,16 +452,12 @@ def run_dir(tmp_path_factory):
   return path
 
 
-def steps_of(run_dir):
-  return checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
-
-
 def test_a_run_is_evaluated_while_it_trains(run_dir):
-  lines = evaluated(run_dir)
+  lines = programs.lines_of(run_dir / "evaluations.jsonl")
   steps = [line["env_steps"] for line in lines]
   assert len(steps) >= 2 and steps == sorted(set(steps))
   last = metrics.read_lines(run_dir / "metrics.jsonl")[-1]
-  assert steps[-1] == last["env_steps"] == steps_of(run_dir)[-1]
+  assert steps[-1] == last["env_steps"] == programs.steps_of(run_dir)[-1]
   assert all(line["episodes"] == 3 for line in lines)
   returns = [
     line["evaluation_return"]
@@ -486,7 +477,7 @@ def run(run_dir, capfd, *words):
 
 
 def test_the_program_evaluates_the_policy_of_a_run(run_dir, capfd):
-  steps = steps_of(run_dir)
+  steps = programs.steps_of(run_dir)
   out, result, path = run(run_dir, capfd)
   assert path.name == f"evaluation-{steps[-1]}.json"
   assert f"CartPole-v1 after {steps[-1]:,} env steps: mean" in out
@@ -530,7 +521,7 @@ def test_a_policy_plays_in_other_worlds(run_dir, capfd):
 def test_environments_are_those_of_the_checkpoint(run_dir, monkeypatch):
   monkeypatch.setattr(envs, "at", lambda env, steps: (env.env, steps))
   policy = policies.load(run_dir)
-  assert policy.env == ("CartPole-v1", steps_of(run_dir)[-1])
+  assert policy.env == ("CartPole-v1", programs.steps_of(run_dir)[-1])
 
 
 def test_other_actions_are_refused(run_dir, monkeypatch):
@@ -564,7 +555,7 @@ def test_a_run_that_still_trains_can_be_evaluated(tmp_path, capfd):
   words = ["--total-steps", "100000000", "--checkpoint-every-seconds", "0.1"]
   program = programs.start(a2c, *_SMALL, *words, "--run-dir", str(tmp_path))
   try:
-    running.wait_until(lambda: (steps_of(tmp_path) or [0])[-1])
+    running.wait_until(lambda: (programs.steps_of(tmp_path) or [0])[-1])
     seen = []
 
     def play():

@@ -22,7 +22,7 @@ from seedx.agents import acting_step, alphazero, ddpg, dqn, sac, vtrace
 from seedx.app import export, policies
 from seedx.envs import actions
 from tests import conftest, programs
-from tests.agents import dqn_test
+from tests.agents import cases
 
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
@@ -110,7 +110,7 @@ def make_policy(name):
   config = CONFIGS.get(name, default)
   config = dataclasses.replace(config, hidden_sizes=(8,), **fields)
   agent = config.make(spec)
-  state = dqn_test.random_state(agent, config)
+  state = cases.random_state(agent, config)
   policy = policies.Policy(
     directory=pathlib.Path(),
     name="fake",

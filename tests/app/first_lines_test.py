@@ -23,28 +23,18 @@ from seedx.app.cli import programs as programs_of_experiments
 from seedx.app.runs import records
 from seedx.pipelines import sync
 from tests import programs, running
-from tests.app import app_test
-from tests.repository import readme_test
+from tests.app import cases
+from tests.repository import documentation
 
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
-
-SMALL = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 400"
-
-
-def train(words, folder):
-  return app.main(
-    a2c_experiment.EXPERIMENT,
-    [*SMALL.split(), "--run-dir", str(folder), *words.split()],
-    a2c_experiment.__name__,
-  )
 
 
 def test_a_run_prints_its_setup_its_progress_and_its_result(
   tmp_path, capfd, monkeypatch
 ):
   monkeypatch.setattr(descriptions, "doubts", lambda agent, env: [env.env])
-  assert train("--log-every 0 --log-seconds 0", tmp_path / "run") == 0
+  assert cases.train("--log-every 0 --log-seconds 0", tmp_path / "run") == 0
   captured = capfd.readouterr()
   first, *rows = captured.err.splitlines()
   assert first == f"a2c on CartPole-v1 | 8 x CPU | {tmp_path}/run"
@@ -59,7 +49,7 @@ def test_a_run_prints_its_setup_its_progress_and_its_result(
 
 
 def test_quiet_prints_only_the_result(tmp_path, capfd):
-  assert train("--quiet", tmp_path / "run") == 0
+  assert cases.train("--quiet", tmp_path / "run") == 0
   captured = capfd.readouterr()
   assert captured.err == ""
   assert re.search(
@@ -73,7 +63,7 @@ def test_quiet_prints_only_the_result(tmp_path, capfd):
 def test_a_run_ends_early_at_stop_at(tmp_path, capfd):
   """Settings of one start, such as `stop_at`, are not saved."""
   folder, total = tmp_path / "run", 10_000_000
-  assert train(f"--stop-at 5 --total-steps {total} --quiet", folder) == 0
+  assert cases.train(f"--stop-at 5 --total-steps {total} --quiet", folder) == 0
   *_, last = metrics.read_lines(folder / "metrics.jsonl")
   assert last["episode_return"] >= 5
   assert last["episodes"] >= 100 and last["env_steps"] < total / 10
@@ -103,7 +93,7 @@ def test_stop_at_is_compared_with_evaluations_if_there_are_any(
   total = 3000 if reached < 5 else 10_000_000
   words = f"--stop-at 5 --total-steps {total} --quiet --log-seconds 0"
   folder = tmp_path / "run"
-  assert train(f"{words} --evaluate-every-steps 100", folder) == 0
+  assert cases.train(f"{words} --evaluate-every-steps 100", folder) == 0
   *_, last = metrics.read_lines(folder / "metrics.jsonl")
   assert last["episode_return"] is None or last["episode_return"] > 5
   assert (last["env_steps"] >= total) == (reached < 5)
@@ -112,7 +102,7 @@ def test_stop_at_is_compared_with_evaluations_if_there_are_any(
 def test_a_sink_gets_all_lines_even_if_another_one_fails(tmp_path, capfd):
   sink, failing = running.Lines(), metrics.Callbacks(lambda line: 1 / 0)
   run = app.train(
-    app_test.small(400),
+    cases.small(400),
     run_dir=str(tmp_path),
     quiet=True,
     sinks=[failing, sink],
@@ -125,7 +115,7 @@ def test_a_sink_gets_all_lines_even_if_another_one_fails(tmp_path, capfd):
 
 def test_a_name_without_a_sink_factory_is_refused(tmp_path, capfd):
   with pytest.raises(SystemExit):
-    train("--sink nowhere:make", tmp_path / "run")
+    cases.train("--sink nowhere:make", tmp_path / "run")
   assert "a sink factory package.module:function" in capfd.readouterr().err
   assert not (tmp_path / "run").exists()
 
@@ -136,7 +126,7 @@ def test_a_name_without_a_sink_factory_is_refused(tmp_path, capfd):
 @pytest.fixture
 def my_sinks(tmp_path, monkeypatch):
   """Makes `my_sinks.py` of docs/metrics.md importable by name."""
-  (tmp_path / "my_sinks.py").write_text(readme_test.file_named("my_sinks.py"))
+  (tmp_path / "my_sinks.py").write_text(documentation.file_named("my_sinks.py"))
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.delitem(sys.modules, "my_sinks", raising=False)
@@ -191,10 +181,10 @@ def test_the_sink_for_mlflow_continues_its_run_after_a_resume(
 ):
   fake = MLflow()
   monkeypatch.setitem(sys.modules, "mlflow", fake)
-  assert train("--sink my_sinks:mlflow", tmp_path / "run") == 0
+  assert cases.train("--sink my_sinks:mlflow", tmp_path / "run") == 0
   more = "--sink my_sinks:mlflow --resume auto --total-steps 800"
-  assert train(more, tmp_path / "run") == 0
-  assert train("--sink my_sinks:mlflow", tmp_path / "other") == 0
+  assert cases.train(more, tmp_path / "run") == 0
+  assert cases.train("--sink my_sinks:mlflow", tmp_path / "other") == 0
   assert [*fake.runs] == [f"0 {tmp_path}/run", f"1 {tmp_path}/other"]
   assert {*fake.status.values()} == {"FINISHED"}
   first, other = fake.runs
@@ -242,10 +232,10 @@ def test_the_sink_for_wandb_continues_its_run_after_a_resume(
 ):
   fake = WandB()
   monkeypatch.setitem(sys.modules, "wandb", fake)
-  assert train("--sink my_sinks:wandb", tmp_path / "run") == 0
+  assert cases.train("--sink my_sinks:wandb", tmp_path / "run") == 0
   more = "--sink my_sinks:wandb --resume auto --total-steps 800"
-  assert train(more, tmp_path / "run") == 0
-  assert train("--sink my_sinks:wandb", tmp_path / "other") == 0
+  assert cases.train(more, tmp_path / "run") == 0
+  assert cases.train("--sink my_sinks:wandb", tmp_path / "other") == 0
   assert [*fake.runs] == ["id0", "id1"]
   lines = fake.runs["id0"]
   assert lines.count("finished") == 2 and lines[-1] == "finished"
@@ -282,7 +272,7 @@ def test_devices_that_jax_does_not_find_are_one_line(
 
 
 def test_devices_are_checked_before_anything_is_made(tmp_path, monkeypatch):
-  config = app_test.small()
+  config = cases.small()
   (tmp_path / "a").mkdir()
   records.write(tmp_path / "a", records.of(config, config, None))
 
@@ -332,7 +322,7 @@ def test_only_the_error_of_a_full_device_memory_has_remedies(
 
   monkeypatch.setattr(sync.Config, "learn", learn)
   with pytest.raises(jax.errors.JaxRuntimeError, match=message) as raised:
-    app.train(app_test.small(400), run_dir=str(tmp_path / "run"))
+    app.train(cases.small(400), run_dir=str(tmp_path / "run"))
   actual = getattr(raised.value, "__notes__", [])
   assert bool(actual) == bool(notes) and notes in "".join(actual)
 
@@ -344,7 +334,7 @@ def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
   with pytest.MonkeyPatch.context() as patch:
     patch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-      train("--sink broken_sinks:make", tmp_path / "run")
+      cases.train("--sink broken_sinks:make", tmp_path / "run")
   assert not (tmp_path / "run" / "config.json").exists()
   (*_, last) = capfd.readouterr().err.splitlines()
   for part in ("broken_sinks:make", "no api key", "broken_sinks.py, line 2"):
@@ -355,7 +345,7 @@ def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
 def test_a_resumed_run_keeps_its_presets(tmp_path, capfd):
   run = tmp_path / "run"
   words = "--presets continuous --normalize-observations"
-  assert train(words, run) == 0
+  assert cases.train(words, run) == 0
   began = json.loads((run / "config.json").read_text())
   assert (began["options"]["presets"], began["options"]["discount"]) == (
     "continuous",
@@ -401,13 +391,13 @@ def test_a_resumed_run_keeps_its_presets(tmp_path, capfd):
       "MLP 8 4 relu, policy 2, 2 critics 8 4 relu: 259 parameters",
     ),
     (
-      a2c.Config(torso=app_test.Torso()),
+      a2c.Config(torso=cases.Torso()),
       "Torso, policy 2 + value 1: 67 parameters",
     ),
   ],
 )
 def test_a_network_is_described_by_its_layers(agent, words):
-  actual = descriptions.network(agent, app_test.CARTPOLE)
+  actual = descriptions.network(agent, cases.CARTPOLE)
   assert actual == f"network: {words}"
 
 
@@ -457,12 +447,12 @@ def test_a_line_reports_what_unclear_images_are_taken_for(
     observation, specs.DiscreteArray(8), action_mask="action_mask"
   )
   monkeypatch.setattr(descriptions.envs, "spec", lambda config: spec)
-  lines = descriptions.pictures(ppo.Config(), app_test.CARTPOLE)
+  lines = descriptions.pictures(ppo.Config(), cases.CARTPOLE)
   assert len(lines) == (words is not None)
   for line in lines:
     assert re.match(f"observation a, {leaf.dtype} .*{words}", line)
   own = dataclasses.replace(ppo.Config(), torso=nn.Dense(8))
-  assert descriptions.pictures(own, app_test.CARTPOLE) == []
+  assert descriptions.pictures(own, cases.CARTPOLE) == []
 
 
 TIC_TAC_TOE = envs.Config("seedx:TicTacToe")
@@ -475,7 +465,7 @@ PUCT = alphazero.Config(search="puct", num_simulations=8)
     (PUCT, TIC_TAC_TOE, "the 9 moves .*; use --num-simulations 18 or"),
     (dataclasses.replace(PUCT, num_simulations=9), TIC_TAC_TOE, None),
     (dataclasses.replace(PUCT, search="gumbel"), TIC_TAC_TOE, None),
-    (PUCT, app_test.CARTPOLE, None),  # Making the agent refuses it.
+    (PUCT, cases.CARTPOLE, None),  # Making the agent refuses it.
     (sac.Config(target_entropy=-6), 6, "6 dimensions.*--target-entropy -1$"),
     (sac.Config(target_entropy=-3), 6, None),
     (sac.Config(target_entropy=-3), 1, None),
@@ -501,8 +491,8 @@ def test_a_line_reports_a_setting_that_hardly_fits_the_environment(
 
 
 def test_the_result_reports_what_the_run_lacks(tmp_path):
-  run = app.train(app_test.small(), run_dir=str(tmp_path), quiet=True)
-  asked = python_types.SimpleNamespace(run=app_test.small())
+  run = app.train(cases.small(), run_dir=str(tmp_path), quiet=True)
+  asked = python_types.SimpleNamespace(run=cases.small())
   usual = programs_of_experiments._result(asked, run)
   for name, value, words in (
     ("learner_steps", 0, "nothing was learned: the run ended before the first"),

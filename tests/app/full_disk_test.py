@@ -23,8 +23,7 @@ from seedx.app.runs import checkpointer, evaluations
 from seedx.envs import rendering
 from seedx.metrics import events
 from tests import programs, running
-from tests.app import app_test, evaluate_test, first_lines_test
-from tests.pipelines import resume_test
+from tests.app import cases
 
 compiled_once = programs.compiled_once
 # A limit on the size of files acts like a full disk.
@@ -199,8 +198,8 @@ def test_a_half_written_file_is_removed(tmp_path):
 def test_a_run_is_saved_if_its_last_checkpoint_is(
   kind, failing, saved, tmp_path, monkeypatch
 ):
-  run = resume_test.Counting()
-  kept = resume_test.Keeper(run, tmp_path, monkeypatch, 1)
+  run = cases.Counting()
+  kept = cases.Keeper(run, tmp_path, monkeypatch, 1)
   for env_steps in (10, 20, 30):
     run.acted.add(10, np.array([]), np.array([]))
     fails = env_steps in failing
@@ -211,8 +210,8 @@ def test_a_run_is_saved_if_its_last_checkpoint_is(
   folder = checkpointer.directory(tmp_path)
   names = sorted(folder.names()) if folder.has(".") else []
   assert names == [str(step) for step in saved]
-  resumed = resume_test.Counting()
-  other = resume_test.Keeper(resumed, tmp_path, monkeypatch)
+  resumed = cases.Counting()
+  other = cases.Keeper(resumed, tmp_path, monkeypatch)
   if not saved:
     with pytest.raises(types.ConfigError, match="found none yet"):
       other.restore()
@@ -224,8 +223,8 @@ def test_a_run_is_saved_if_its_last_checkpoint_is(
 def test_a_checkpoint_is_saved_although_older_ones_cannot_be_removed(
   tmp_path, monkeypatch
 ):
-  run = resume_test.Counting()
-  kept = resume_test.Keeper(run, tmp_path, monkeypatch, 1)
+  run = cases.Counting()
+  kept = cases.Keeper(run, tmp_path, monkeypatch, 1)
   replace = os.replace
 
   def replace_or_fail(name, new, **options):
@@ -240,14 +239,14 @@ def test_a_checkpoint_is_saved_although_older_ones_cannot_be_removed(
   run.acted.add(10, np.array([]), np.array([]))
   kept.finish(False)
   assert kept.is_saved and not kept.unwritten
-  assert resume_test.steps_of(tmp_path) == [10, 20, 30, 40]
+  assert programs.steps_of(tmp_path) == [10, 20, 30, 40]
 
 
 def test_a_score_that_cannot_be_written_is_reported(
   tmp_path, monkeypatch, capfd
 ):
-  run, evaluation = resume_test.Counting(), resume_test.Evaluation()
-  kept = resume_test.Keeper(run, tmp_path, monkeypatch, 0, evaluation)
+  run, evaluation = cases.Counting(), cases.Evaluation()
+  kept = cases.Keeper(run, tmp_path, monkeypatch, 0, evaluation)
   kept.check_after(0)
   evaluation.means[0] = 5.0
   with unwritable(errno.ENOSPC):
@@ -272,7 +271,7 @@ def test_evaluations_and_videos_that_cannot_be_written_are_counted(
   monkeypatch.setattr(videos, "record_small", lambda *_: video)
   monkeypatch.setattr(rendering, "check_render", lambda _: None)
   evaluation = evaluations.of(
-    app_test.small(),
+    cases.small(),
     evaluations.Config(evaluate_every_steps=100, record_video=True),
     tmp_path,
   )
@@ -284,7 +283,7 @@ def test_evaluations_and_videos_that_cannot_be_written_are_counted(
     "line(s) of evaluations.jsonl": 2,
     "video(s) of an evaluation": 2,
   }
-  (line,) = evaluate_test.evaluated(tmp_path)
+  (line,) = programs.lines_of(tmp_path / "evaluations.jsonl")
   assert line["env_steps"] == 300
   assert [x.name for x in (tmp_path / "videos").iterdir()] == ["300.gif"]
 
@@ -299,7 +298,7 @@ def test_a_video_that_cannot_be_written_replaces_none(
   path = str(tmp_path / name)
   refused = pytest.raises(types.ConfigError, match="cannot write")
   with refused, small_files(tmp_path):
-    videos.record(evaluate_test.CARTPOLE, None, None, 0, path)
+    videos.record(cases.CARTPOLE, None, None, 0, path)
   assert [x.read_text() for x in tmp_path.iterdir()] == ["old"]
 
 
@@ -329,17 +328,17 @@ def test_a_run_ends_with_what_could_not_be_written(
     unwritten=unwritten,
   )
   monkeypatch.setattr(training, "run", lambda *_, **__: ended)
-  assert first_lines_test.train("", tmp_path) == status
+  assert cases.train("", tmp_path) == status
   *_, last = capfd.readouterr().out.splitlines()
   missing = f"not written: {', '.join(unwritten)}; the rest is"
   assert last == f"{missing} in {tmp_path}"
   end = contextlib.nullcontext() if raised is None else pytest.raises(raised)
   with end as caught:
-    assert app.train(app_test.small()) is ended
+    assert app.train(cases.small()) is ended
   if signal and not is_saved:
     assert "checkpoint 400" in str(caught.value.__cause__)
     with pytest.raises(OSError, match="checkpoint 400"):
-      app.train(app_test.small(), return_interrupted=True)
+      app.train(cases.small(), return_interrupted=True)
 
 
 @pytest.mark.slow

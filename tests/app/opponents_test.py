@@ -28,7 +28,7 @@ from seedx.pipelines import sync
 from seedx.runtime import process
 from seedx.runtime import running as running_lib
 from tests import programs, running
-from tests.pipelines import pipelines_test
+from tests.pipelines import cells
 
 own_signals = programs.own_signals
 
@@ -335,11 +335,11 @@ def test_self_play_is_refused_with_its_remedy():
   ("pipeline", "name"), [("anakin", "dqn"), ("seed", "ppo")]
 )
 def test_every_pipeline_plays_against_a_run(pipeline, name, run_dir, tmp_path):
-  config = pipelines_test.config_of(pipeline, name, tmp_path)
+  config = cells.config_of(pipeline, name, tmp_path)
   options = {"opponent": f"run:{run_dir}@7+run:{run_dir}@8+random"}
   env = opponents.resolved(envs.Config("seedx:TicTacToe", options))
   made = running.Own(dataclasses.replace(config, env=env))
-  last = pipelines_test.run_all(made, made.nodes)
+  last = cells.run_all(made)
   assert last["episodes"] > 50 and last["learner_steps"] > 0
   assert -1 <= last["episode_return"] <= 1
   assert 2 <= last["episode_length"] <= 5

@@ -14,15 +14,9 @@ from matplotlib import figure, text
 from experiments.figures import dark
 from seedx.app import drawing, evaluate, plot
 from seedx.app.runs import records, run_groups, statistics
+from tests.app import cases
 
 ROOT = pathlib.Path(__file__).parents[2]
-
-
-def lines_of(steps, returns):
-  return [
-    {"env_steps": x, "wall_seconds": x / 10, "episode_return": y}
-    for x, y in zip(steps, returns, strict=True)
-  ]
 
 
 def make_run(
@@ -49,7 +43,7 @@ def make_run(
   }
   (path / "config.json").write_text(json.dumps(content))
   steps = range(100, 100 * len(returns) + 1, 100) if steps is None else steps
-  lines = lines_of(steps, returns)
+  lines = cases.lines_of(steps, returns)
   (path / "metrics.jsonl").write_text(
     "".join(json.dumps(line) + "\n" for line in lines)
   )
@@ -92,7 +86,7 @@ def test_the_mean_begins_with_the_first_curve_and_keeps_last_values():
 
 
 def test_a_curve_leaves_out_lines_before_the_first_episode():
-  lines = lines_of([10, 20, 30], [None, 2.0, 3.0])
+  lines = cases.lines_of([10, 20, 30], [None, 2.0, 3.0])
   assert plot.curve(lines, "env_steps").tolist() == [[20, 2], [30, 3]]
   assert plot.curve(lines, "wall_seconds").tolist() == [[2, 2], [3, 3]]
   assert plot.curve(lines[:1], "env_steps").shape == (0, 2)
@@ -106,7 +100,7 @@ def test_a_run_is_read(tmp_path):
   run = run_groups.read(tmp_path)
   assert (run.experiment, run.env, run.seed) == ("ppo", "CartPole-v1", 3)
   assert run.options["num_envs"] == 4
-  assert run.lines == lines_of([100, 200], [None, 2.0])
+  assert run.lines == cases.lines_of([100, 200], [None, 2.0])
   assert records.read(tmp_path) == records.Record(
     experiment="ppo",
     pipeline="seedx.pipelines.sync:Config",

@@ -14,8 +14,8 @@ from seedx import app, envs, files, types
 from seedx.agents import a2c, ppo
 from seedx.app import policies
 from seedx.envs import actions as actions_lib
-from tests.app import app_test
-from tests.repository import readme_test
+from tests.app import cases
+from tests.repository import documentation
 
 VECTOR = types.EnvironmentSpec(
   specs.Array((4,), np.float32), specs.DiscreteArray(3)
@@ -196,8 +196,8 @@ def test_the_example_in_the_docs_plays_an_episode(
   tmp_path, monkeypatch, capsys
 ):
   monkeypatch.chdir(tmp_path)
-  app.train(app_test.small(), run_dir="runs/my_ppo", quiet=True)
-  text = readme_test.file_named("predict.py")
+  app.train(cases.small(), run_dir="runs/my_ppo", quiet=True)
+  text = documentation.file_named("predict.py")
   exec(compile(text, "predict.py", "exec"), {})
   *_, last = capsys.readouterr().out.splitlines()
   assert 8 <= float(last.split()[-1]) <= 500

@@ -17,14 +17,14 @@ from seedx.app import directory, videos
 from seedx.app.runs import evaluations
 from seedx.envs import rendering
 from seedx.pipelines import sync
-from tests import fakes, metrics_test, programs
-from tests.envs import own_envs_test
+from tests import fakes, programs
+from tests.envs import worker_processes
 
 compiled_once = programs.compiled_once
-fork_server, workers = own_envs_test.fork_server, own_envs_test.workers
+fork_server, workers = worker_processes.fork_server, worker_processes.workers
 CARTPOLE = envs.Config("CartPole-v1")
 AGENT = vtrace.Config(hidden_sizes=(8,))
-OWN = own_envs_test.config_of("Informing", {"infos": [{}]})
+OWN = worker_processes.config_of("Informing", {"infos": [{}]})
 
 
 def record(env, stop=None):
@@ -129,7 +129,7 @@ def test_an_environment_without_frames_is_refused_before_training(tmp_path):
 
 def test_a_video_shows_the_environment_of_the_env_steps(tmp_path, monkeypatch):
   monkeypatch.setattr(rendering, "check_render", lambda env: None)
-  env = own_envs_test.config_of("Ageing", {"env_steps": 0})
+  env = worker_processes.config_of("Ageing", {"env_steps": 0})
   agent = fakes.counting_agent()
   agent = dataclasses.replace(agent, greedy=agent.step)
   make = types_lib.SimpleNamespace(make=lambda spec: agent)
@@ -149,7 +149,7 @@ def test_each_evaluation_of_a_run_has_a_video(tmp_path):
   assert programs.main(a2c, [*words.split(), "--run-dir", str(run_dir)]) == 0
   steps = sorted(int(x.stem) for x in (run_dir / "videos").iterdir())
   assert len(steps) >= 2 and steps[0] == 0 and steps[-1] >= 1200
-  events = metrics_test.read_events(run_dir)
+  events = programs.read_events(run_dir)
   images = {step: x.image for step, x in events if x.tag.endswith("_video")}
   assert sorted(images) == steps
   for step, image in images.items():

@@ -9,7 +9,7 @@ import pytest
 from seedx import app, types, wire
 from seedx.app import scratch
 from seedx.wire import serving
-from tests.app import app_test
+from tests.app import cases
 
 
 @pytest.fixture
@@ -69,6 +69,6 @@ def test_an_address_with_a_long_path_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_starts_its_processes_despite_a_long_path(long_folder, tmp_path):
-  config = app_test.config_of("seed", "vtrace")
+  config = cases.config_of("seed", "vtrace")
   run = app.train(config, run_dir=str(tmp_path / "run"), quiet=True)
   assert run.metrics["learner_steps"] > 0 and not os.listdir(long_folder)

@@ -6,8 +6,11 @@ A position is `[2, H, W]`: stones of the player to move, and of the other.
 import dataclasses
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from seedx import envs
 from seedx.envs import functional
 
 
@@ -113,3 +116,41 @@ def code(position):
   digits = position[..., 0, :, :] + 2 * position[..., 1, :, :]
   digits = digits.reshape(*digits.shape[:-2], 9).astype(np.int32)
   return (digits * 3 ** np.arange(9)).sum(-1).astype(np.int32)
+
+
+# Random games
+
+STEPS, SIZE = 60, 64
+
+
+@functools.cache
+def program(env, **options):
+  """Returns a function of a seed: 60 steps of 64 games of random moves."""
+  match = functional.make(envs.Config(env, options))
+
+  @jax.jit
+  def run(seed):
+    keys = functional.keys(seed, SIZE)
+
+    def step(carry, time):
+      state, mask = carry
+      logits = jnp.where(mask, 0.0, -jnp.inf)
+      key = jax.random.fold_in(jax.random.key(seed), time)
+      action = jax.random.categorical(key, logits).astype(jnp.int32)
+      times = jnp.full(SIZE, time)
+      state, timestep = functional.step(match, state, action, keys, times)
+      info = jax.vmap(match.info)(state)
+      carry = state, timestep.observation["action_mask"]
+      return carry, (timestep, action, info)
+
+    mask = jnp.ones((SIZE, match.action.num_values), bool)
+    start = functional.init(match, keys), mask
+    return jax.lax.scan(step, start, jnp.arange(STEPS))[1]
+
+  return run
+
+
+@functools.cache
+def played(env="seedx:TicTacToe", seed=0, **options):
+  """Returns time steps, actions and infos, `[60, 64, ...]`."""
+  return jax.device_get(program(env, **options)(seed))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seedx import envs
-from tests.repository import readme_test
+from tests.repository import documentation
 
 
 def test_only_an_option_that_is_given_receives_the_env_steps():
@@ -20,7 +20,7 @@ def test_only_an_option_that_is_given_receives_the_env_steps():
 
 def test_the_example_of_the_page_follows_the_env_steps_of_all_environments():
   module = types_lib.SimpleNamespace()
-  exec(readme_test.file_named("my_curriculum.py"), vars(module))
+  exec(documentation.file_named("my_curriculum.py"), vars(module))
   env = module.make(num_envs=100, env_steps=10_000)
   used = []
   for _ in range(20):
@@ -40,7 +40,7 @@ def test_the_example_of_the_page_follows_the_env_steps_of_all_environments():
 
 def test_the_factory_receives_the_env_steps(tmp_path, monkeypatch):
   """The pole's velocity after some steps depends on the gravity."""
-  text = readme_test.file_named("my_curriculum.py")
+  text = documentation.file_named("my_curriculum.py")
   (tmp_path / "my_curriculum.py").write_text(text)
   monkeypatch.chdir(tmp_path)
   config = envs.Config("my_curriculum:make", {"num_envs": 1, "env_steps": 0})

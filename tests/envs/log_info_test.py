@@ -1,39 +1,16 @@
 """Entries of the last `info` of users' and EnvPool's episodes."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from seedx import envs, types
-from seedx.envs import functional
 from seedx.envs.processes import restarting
+from tests import own_games
 from tests.envs import worker_processes
 
 fork_server, workers = worker_processes.fork_server, worker_processes.workers
 start, config_of = worker_processes.start, worker_processes.config_of
 NAN = np.nan
-
-
-class Informing(functional.CartPole):
-  """CartPole with an `info`."""
-
-  def __init__(self, fails=False):
-    super().__init__()
-    self._fails = fails
-
-  def info(self, state):
-    if self._fails:
-      raise ValueError("no info")
-    last = {"steps": state.time}
-    return {"last": last, "over": state.over, "shape": jnp.zeros(2)}
-
-
-def make_jax(fails=False):
-  return Informing(fails)
-
-
-def jax_config(*keys, **options):
-  return envs.Config(f"jax:{__name__}:make_jax", options, log_info=keys)
 
 
 def played(environment, steps):
@@ -129,9 +106,12 @@ def test_a_wrong_entry_ends_the_run_in_one_line_without_restarts(
       envs.Config("seedx:Catch", log_info=("a",)),
       "without info, found a: .*st",
     ),
-    (jax_config("time"), r"'time' .* Known: last/steps, over\."),
-    (jax_config("shape"), "no number 'shape'"),
-    (jax_config("over", fails=True), "info raises ValueError: no info"),
+    (own_games.jax_config("time"), r"'time' .* Known: last/steps, over\."),
+    (own_games.jax_config("shape"), "no number 'shape'"),
+    (
+      own_games.jax_config("over", fails=True),
+      "info raises ValueError: no info",
+    ),
     (envs.Config("Pong-v5", log_info=("lives",) * 2), "different entries"),
   ],
 )
@@ -160,7 +140,9 @@ def test_envpools_entries_are_those_of_whole_games():
 
 
 def test_an_environment_of_jax_functions_has_entries_of_its_state():
-  environment = envs.make(jax_config("last/steps", "over"), 3, batch_size=2)
+  environment = envs.make(
+    own_games.jax_config("last/steps", "over"), 3, batch_size=2
+  )
   environment.reset()
   lengths, ended = np.zeros(3), 0
   for _ in range(60):

@@ -1,7 +1,5 @@
 """Games as environments: self-play, and play against opponents."""
 
-import functools
-
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -18,40 +16,6 @@ GAMES = {
   "seedx:TicTacToe": boards.TIC_TAC_TOE,
   "seedx:ConnectFour": boards.CONNECT_FOUR,
 }
-STEPS, SIZE = 60, 64
-
-
-@functools.cache
-def program(env, **options):
-  """Returns a function of a seed: 60 steps of 64 games of random moves."""
-  match = functional.make(envs.Config(env, options))
-
-  @jax.jit
-  def run(seed):
-    keys = functional.keys(seed, SIZE)
-
-    def step(carry, time):
-      state, mask = carry
-      logits = jnp.where(mask, 0.0, -jnp.inf)
-      key = jax.random.fold_in(jax.random.key(seed), time)
-      action = jax.random.categorical(key, logits).astype(jnp.int32)
-      times = jnp.full(SIZE, time)
-      state, timestep = functional.step(match, state, action, keys, times)
-      info = jax.vmap(match.info)(state)
-      carry = state, timestep.observation["action_mask"]
-      return carry, (timestep, action, info)
-
-    mask = jnp.ones((SIZE, match.action.num_values), bool)
-    start = functional.init(match, keys), mask
-    return jax.lax.scan(step, start, jnp.arange(STEPS))[1]
-
-  return run
-
-
-@functools.cache
-def played(env="seedx:TicTacToe", seed=0, **options):
-  """Returns time steps, actions and infos, `[60, 64, ...]`."""
-  return jax.device_get(program(env, **options)(seed))
 
 
 def steps_of(env="seedx:TicTacToe", **options):
@@ -59,10 +23,10 @@ def steps_of(env="seedx:TicTacToe", **options):
 
   `before` is the board before the step; None before a FIRST.
   """
-  timestep, action, info = played(env, **options)
-  for row in range(SIZE):
+  timestep, action, info = boards.played(env, **options)
+  for row in range(boards.SIZE):
     board = None
-    for time in range(STEPS):
+    for time in range(boards.STEPS):
       now, at = jax.tree.map(lambda x, at=(time, row): x[at], (timestep, info))
       yield board, action[time, row], now, at
       board = None if now.step_type == LAST else now.observation["board"]
@@ -101,7 +65,7 @@ def test_self_play_follows_the_rules_for_both_players(env):
       )
     else:
       np.testing.assert_array_equal(mask, rules.legal(board))
-  assert games > SIZE
+  assert games > boards.SIZE
 
 
 def test_the_spec_has_the_game_and_its_players():
@@ -305,7 +269,7 @@ def test_wrong_options_are_refused_in_one_line(env, options, message):
 
 def test_games_begin_with_random_moves():
   """Every number from 0 is as frequent, and the number of a side is right."""
-  timestep, _, info = played(seed=3, opening_moves=3)
+  timestep, _, info = boards.played(seed=3, opening_moves=3)
   first = timestep.step_type == FIRST
   stones = timestep.observation["board"].sum(axis=(-1, -2))
   own, other = stones[..., 0][first], stones[..., 1][first]
@@ -329,7 +293,9 @@ def test_the_seat_is_the_agents_also_after_random_moves(seat):
 
 def begun_after_random_moves(seat):
   """Returns the first boards of games that begin with up to 5 moves."""
-  timestep, *_ = played(seed=4, opening_moves=5, opponent="perfect", seat=seat)
+  timestep, *_ = boards.played(
+    seed=4, opening_moves=5, opponent="perfect", seat=seat
+  )
   return timestep.observation["board"][timestep.step_type == FIRST]
 
 
@@ -361,7 +327,7 @@ def test_the_agent_moves_first_where_the_opponents_first_move_ends_any_game():
 
 
 def test_random_moves_do_not_end_a_game():
-  timestep, _, info = played(seed=5, opening_moves=9)
+  timestep, _, info = boards.played(seed=5, opening_moves=9)
   first = timestep.step_type == FIRST
   assert not (timestep.step_type[:-1][first[1:]] == FIRST).any()
   assert (info["moves"][first] < 9).all() and info["moves"][first].max() > 5

@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 
@@ -95,15 +94,9 @@ def write_program(folder, name, text, interpreter="/bin/bash"):
   path.chmod(0o755)
 
 
-def free_port():
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return str(probe.getsockname()[1])
-
-
 def with_free_port(text):
   assert "8470" in text
-  return text.replace("8470", free_port())
+  return text.replace("8470", str(programs.free_port()))
 
 
 def without_devices():
@@ -212,7 +205,7 @@ def test_the_commands_of_the_jobset_example_train(tmp_path):
   assert re.search(r"--hosts (\S+)", text)[1] == host
   assert certificates.main([str(tls), "--hosts", "127.0.0.2"]) == 0
   (tmp_path / "runs").mkdir()
-  port = free_port()
+  port = programs.free_port()
 
   def here(text):
     text = text.replace(f"{host}:8470", f"127.0.0.2:{port}")

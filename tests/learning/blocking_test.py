@@ -6,7 +6,7 @@ import pytest
 
 from seedx.learning import blocking, experience
 from seedx.runtime import publication
-from tests.learning import learner_test
+from tests.learning import cases
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ def test_a_device_that_only_acts_or_is_a_cpu_is_not_measured(device):
 
 
 def test_an_update_runs_from_its_dispatch_to_its_end(monkeypatch):
-  learner = learner_test.make(agent=learner_test.tiny_agent())
+  learner = cases.make(agent=cases.tiny_agent())
   update, seen = learner._update, []
 
   def recorded(state, inputs):
@@ -103,7 +103,7 @@ def test_an_update_runs_from_its_dispatch_to_its_end(monkeypatch):
     return update(state, inputs)
 
   monkeypatch.setattr(learner, "_update", recorded)
-  shares = learner.shares(learner_test.unroll_of())
+  shares = learner.shares(cases.unroll_of())
   (batch,) = experience.Once()(shares)
   assert not learner._is_updating()
   with monkeypatch.context() as patch:
@@ -117,11 +117,11 @@ def test_an_update_runs_from_its_dispatch_to_its_end(monkeypatch):
 
 @pytest.mark.parametrize(
   ("agent", "expected"),
-  [(learner_test.tiny_agent, learner_test.BATCH), (learner_test.ppo_agent, 1)],
+  [(cases.tiny_agent, cases.BATCH), (cases.ppo_agent, 1)],
 )
 def test_micro_batches_divide_the_unrolls_of_a_core(agent, expected):
-  learner = learner_test.make(1, agent=agent())
-  learner._zeros(learner.shares(learner_test.unroll_of()))
+  learner = cases.make(1, agent=agent())
+  learner._zeros(learner.shares(cases.unroll_of()))
   assert learner.blocking.divisible == expected
 
 
@@ -135,7 +135,7 @@ def test_a_learner_without_acting_devices_measures_no_waits(monkeypatch):
     return blocking_of(cores, devices, *arguments)
 
   monkeypatch.setattr(blocking, "Blocking", recorded)
-  learner_test.make(1)
-  (device,) = learner_test.make(1).cores
-  learner_test.make(1, acting_on=[device])
+  cases.make(1)
+  (device,) = cases.make(1).cores
+  cases.make(1, acting_on=[device])
   assert acting_on == [(), (), (device,)]

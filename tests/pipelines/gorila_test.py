@@ -22,15 +22,15 @@ from seedx.pipelines.gorila import (
 )
 from seedx.runtime import counters, memory, process, seeding
 from tests import running
-from tests.acting import sessions_test
-from tests.pipelines import pipelines_test
+from tests.acting import cases
+from tests.pipelines import cells
 
 UPDATES, STEPS = 7, 100
 
 
 def restored(tmp_path, total_steps=10**9):
   """Returns a run that resumes from a checkpoint, and its agent's state."""
-  config = pipelines_test.config_of("gorila", "dqn", tmp_path, total_steps)
+  config = cells.config_of("gorila", "dqn", tmp_path, total_steps)
   run = running.Running(config, actors=0)
   agent = config.agent.make(envs.spec(config.env), None, config.plan.horizon)
   rng = np.random.default_rng(0)
@@ -145,15 +145,15 @@ def opened():
 
 def test_a_workers_reports_are_counted():
   acted, reported, worker = opened()
-  worker(report_of(sessions_test.steps_of("FMMLF", "FLFLF", claimed=3e38)))
-  worker(report_of(sessions_test.steps_of("", "")))
+  worker(report_of(cases.steps_of("FMMLF", "FLFLF", claimed=3e38)))
+  worker(report_of(cases.steps_of("", "")))
   assert acted.env_steps == 5 and acted.returns.count == 3
   assert acted.returns.mean() == (3 + 1 + 1) / 3
   newest = {"q_mean": np.float32(0.5), "loss": np.float32(np.nan)}
   two = {"gradients": np.int32(2), "learned_steps": np.float32(60.0)}
   two |= {"newest": newest}
-  worker(report_of(sessions_test.steps_of("MM", "MM"), **two))
-  worker(report_of(sessions_test.steps_of("MM", "MM"), stale=np.int32(1)))
+  worker(report_of(cases.steps_of("MM", "MM"), **two))
+  worker(report_of(cases.steps_of("MM", "MM"), stale=np.int32(1)))
   line = reported.measure() | reported.learned.measure()
   assert line["learner_steps"] == 2 and line["gradients_stale"] == 1
   assert line["learned_steps"] == 60
@@ -178,7 +178,7 @@ def test_an_impossible_report_is_refused_and_counts_nothing(changes, message):
   acted, reported, worker = opened()
   changes = {name: np.asarray(value) for name, value in changes.items()}
   with pytest.raises(wire.Refusal, match=message) as caught:
-    worker(report_of(sessions_test.steps_of("FMML", "FMML"), **changes))
+    worker(report_of(cases.steps_of("FMML", "FMML"), **changes))
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   assert (acted.env_steps, acted.returns.count) == (0, 0)
   assert reported.learned.steps == 0
@@ -187,18 +187,18 @@ def test_an_impossible_report_is_refused_and_counts_nothing(changes, message):
 
 def test_gradients_use_up_the_steps_of_earlier_reports():
   _, _, worker = opened()
-  steps = sessions_test.steps_of("FMML", "FMML")
+  steps = cases.steps_of("FMML", "FMML")
   worker(report_of(steps, gradients=np.int32(3)))
   with pytest.raises(
     wire.Refusal, match=r"steps allow from 0 to 0\.0, found 1"
   ):
-    worker(report_of(sessions_test.steps_of("", ""), gradients=np.int32(1)))
+    worker(report_of(cases.steps_of("", ""), gradients=np.int32(1)))
 
 
 @pytest.mark.parametrize("num_steps", [-1, 4])
 def test_a_report_with_a_wrong_number_of_steps_is_refused(num_steps):
   acted, _, worker = opened()
-  honest = report_of(sessions_test.steps_of("FML", "FML"))
+  honest = report_of(cases.steps_of("FML", "FML"))
   with pytest.raises(wire.Refusal, match="num_steps from 0 to 3"):
     worker(honest._replace(num_steps=np.int32(num_steps)))
   assert acted.env_steps == 0
@@ -232,7 +232,7 @@ def test_a_stop_ends_the_wait_for_servers(tmp_path):
   ids=lambda x: x if isinstance(x, str) else ",".join(x),
 )
 def test_invalid_options_are_refused(tmp_path, changes, message):
-  config = pipelines_test.config_of("gorila", "dqn", tmp_path)
+  config = cells.config_of("gorila", "dqn", tmp_path)
   with pytest.raises(types.ConfigError, match=message):
     running.replaced(config, **changes).learn(process.Context())
 
@@ -240,7 +240,7 @@ def test_invalid_options_are_refused(tmp_path, changes, message):
 def test_the_replays_of_all_workers_of_a_machine_must_fit_into_its_memory(
   tmp_path, monkeypatch
 ):
-  config = pipelines_test.config_of("gorila", "dqn", tmp_path)
+  config = cells.config_of("gorila", "dqn", tmp_path)
   config = config.with_sockets(str(tmp_path))
   spec, workers = envs.spec(config.env), config.workers
   agent = config.plan.agent(config.agent, spec)
@@ -284,7 +284,7 @@ def test_a_loss_that_is_not_finite_is_an_outlier_and_leaves_the_mean_unchanged(
 
 
 def test_skipped_gradients_are_reported_and_many_in_a_row_end_the_run(tmp_path):
-  config = pipelines_test.config_of("gorila", "dqn", tmp_path)
+  config = cells.config_of("gorila", "dqn", tmp_path)
   made = running.Own(config)
   reported = made.process.server._methods[reports.REPORT].open_session.__self__
   zeros = reports.Counts(*(np.float32(0),) * len(reports.Counts._fields))
@@ -300,7 +300,7 @@ def test_skipped_gradients_are_reported_and_many_in_a_row_end_the_run(tmp_path):
 
 
 def test_a_checkpoint_does_not_depend_on_the_number_of_servers(tmp_path):
-  config = pipelines_test.config_of("gorila", "dqn", tmp_path, 1_000)
+  config = cells.config_of("gorila", "dqn", tmp_path, 1_000)
   agent = config.agent.make(envs.spec(config.env), None, config.plan.horizon)
   size = parameter_server.num_params(agent)
   vector = np.random.default_rng(0).normal(size=size).astype(np.float32)

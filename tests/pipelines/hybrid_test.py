@@ -12,10 +12,10 @@ from dm_env import specs
 from seedx import envs
 from seedx.envs import functional
 from seedx.pipelines.anakin import training
-from tests import running
-from tests.pipelines import pipelines_test
+from tests import programs, running
+from tests.pipelines import cells
 
-compiled_once = pipelines_test.compiled_once
+compiled_once = programs.compiled_once
 
 
 class Aim(functional.Episodic):
@@ -66,12 +66,12 @@ ENV = envs.Config(f"jax:{__name__}:Aim")
 def run(config):
   """Runs a pipeline in this process; returns the last line of metrics."""
   made = running.Own(dataclasses.replace(config, env=ENV))
-  return pipelines_test.run_all(made, made.nodes)
+  return cells.run_all(made)
 
 
 @pytest.mark.slow
 def test_ppo_learns_both_parts_of_a_hybrid_action(tmp_path):
-  config = pipelines_test.config_of("anakin", "ppo", tmp_path, 40_000)
+  config = cells.config_of("anakin", "ppo", tmp_path, 40_000)
   changes = {
     "learning_rate": 3e-3,
     "minibatches": 8,
@@ -99,16 +99,16 @@ def test_ppo_learns_both_parts_of_a_hybrid_action(tmp_path):
 def test_pipelines_carry_hybrid_actions(pipeline, name, tmp_path):
   # An LSTM sees the last action.
   recurrent = {"recurrent": True, "lstm_size": 8} if name == "vtrace" else {}
-  config = pipelines_test.config_of(pipeline, name, tmp_path, **recurrent)
+  config = cells.config_of(pipeline, name, tmp_path, **recurrent)
   last = run(config)
-  assert last["env_steps"] >= pipelines_test.TOTAL_STEPS
+  assert last["env_steps"] >= cells.TOTAL_STEPS
   assert last["learner_steps"] >= 3 and np.isfinite(last["loss_value"])
   assert 0 < last["episode_return"] < Aim.time_limit
 
 
 @pytest.mark.slow
 def test_anakin_moves_the_channels_of_images_to_the_front(tmp_path):
-  config = pipelines_test.config_of("anakin", "a2c", tmp_path)
+  config = cells.config_of("anakin", "a2c", tmp_path)
   env = envs.Config(f"jax:{__name__}:Board")
   made = training.Training(dataclasses.replace(config, env=env))
   state = made.saved().counts["acting"]

@@ -16,7 +16,7 @@ from seedx.learning import learner
 from seedx.pipelines import impala
 from seedx.runtime import process
 from tests import programs, running
-from tests.pipelines import killed_test
+from tests.pipelines import cells
 
 compiled_once = programs.compiled_once
 FIRST = int(dm_env.StepType.FIRST)
@@ -232,7 +232,7 @@ def restarted(agent, inputs, core_state):
 def test_a_new_actor_takes_a_killed_actors_slots_with_other_seeds(
   tmp_path, capfd
 ):
-  run = killed_test.Running("impala", "vtrace", tmp_path)
+  run = cells.Running("impala", "vtrace", tmp_path)
   spy = running.Spy(run)
   with run:
     run.wait_for(lambda: spy.have_sent(2, messages=2))

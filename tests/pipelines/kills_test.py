@@ -25,10 +25,11 @@ from seedx.app import training
 from seedx.app.runs import checkpointer
 from seedx.learning import replay_source
 from seedx.runtime import process, process_parts
-from tests import running
-from tests.pipelines import pipelines_test
+from tests import programs, running
+from tests.pipelines import cells
 
 _ROOT = pathlib.Path(__file__).parents[2]
+_lines = programs.lines_of
 _RESUMED = "resumed.jsonl"
 
 
@@ -118,15 +119,9 @@ def _wait(program, condition):
   running.wait_until(condition, failed)
 
 
-def _lines(log: pathlib.Path) -> list[dict[str, str]]:
-  """Returns the digests by item, a dict for each resume."""
-  text = log.read_text() if log.exists() else ""
-  return [json.loads(line) for line in text.splitlines()]
-
-
 def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
   """Trains; records the digests of the state before the first update."""
-  config = pipelines_test.config_of(pipeline, "dqn", "", total_steps=10**9)
+  config = cells.config_of(pipeline, "dqn", "", total_steps=10**9)
   if pipeline != "sync":
     config = dataclasses.replace(config, address="")
   if pipeline == "gorila":

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from tests import conftest, programs, running
-from tests.envs import log_info_test
-from tests.pipelines import pipelines_test
+from tests import conftest, own_games, programs, running
+from tests.pipelines import cells
 
 compiled_once = programs.compiled_once
 
@@ -27,10 +26,10 @@ CELLS = [
 def test_the_mean_of_an_entry_arrives_from_the_same_episodes_as_the_return(
   pipeline, name, tmp_path
 ):
-  config = pipelines_test.config_of(pipeline, name, tmp_path)
+  config = cells.config_of(pipeline, name, tmp_path)
   env = dataclasses.replace(config.env, log_info=("env_id", STEPS))
   made = running.Own(dataclasses.replace(config, env=env))
-  last = pipelines_test.run_all(made, made.nodes)
+  last = cells.run_all(made)
   assert last["episodes"] > 0
   assert last[f"info_{STEPS}"] == last["episode_length"]
   acted = made.process.acted
@@ -40,8 +39,8 @@ def test_the_mean_of_an_entry_arrives_from_the_same_episodes_as_the_return(
 
 @pytest.mark.slow
 def test_an_environment_of_jax_functions_may_have_info(tmp_path):
-  config = pipelines_test.config_of("anakin", "a2c", tmp_path)
-  env = log_info_test.jax_config("over", "last/steps")
+  config = cells.config_of("anakin", "a2c", tmp_path)
+  env = own_games.jax_config("over", "last/steps")
   made = running.Own(
     dataclasses.replace(config, env=env, num_seeds=2, updates_per_call=2)
   )

@@ -8,7 +8,6 @@ import threading
 import chex
 import jax
 import jax.flatten_util
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,30 +20,6 @@ from seedx.wire import serving
 from tests import fakes, running
 
 SIZE = 7
-
-
-@functools.cache
-def adding_agent(period=1):
-  """Returns an agent whose update subtracts the gradient.
-
-  Every `period` updates, the target parameters become the previous parameters.
-  """
-
-  def start(params, updates):
-    numbers = jnp.int32(updates), jnp.float32(0)
-    return base.AgentState(params, (), {}, *numbers, params)
-
-  def apply(state, gradients):
-    return dataclasses.replace(
-      state,
-      params=state.params - gradients.params,
-      updates=state.updates + 1,
-      target_params=jnp.where(
-        state.updates % period == 0, state.params, state.target_params
-      ),
-    )
-
-  return dataclasses.replace(fakes.counting_agent(), start=start, apply=apply)
 
 
 @functools.cache
@@ -134,7 +109,7 @@ def test_pushes_of_many_workers_lose_no_update(tmp_path):
       versions[place].append(client.version)
     client.close()
 
-  with Servers(tmp_path, adding_agent(), SIZE, num_shards) as servers:
+  with Servers(tmp_path, fakes.adding_agent(), SIZE, num_shards) as servers:
     threads = [
       threading.Thread(target=work, args=(place,)) for place in range(workers)
     ]
@@ -157,7 +132,7 @@ def test_pushes_of_many_workers_lose_no_update(tmp_path):
 
 
 def test_a_stale_gradient_is_dropped_and_the_reply_has_the_parameters():
-  shard = shard_of(adding_agent(), max_staleness=2)
+  shard = shard_of(fakes.adding_agent(), max_staleness=2)
   shard.start(vector_of(0, [10.0]))
   for _ in range(3):
     reply = shard.push(vector_of(shard.version, [1.0]))
@@ -171,7 +146,7 @@ def test_a_stale_gradient_is_dropped_and_the_reply_has_the_parameters():
 
 
 def test_a_gradient_with_a_result_that_is_not_finite_is_not_applied():
-  shard = shard_of(adding_agent(), max_staleness=2)
+  shard = shard_of(fakes.adding_agent(), max_staleness=2)
   shard.start(vector_of(0, [-3e38, 1.0]))
   before = shard.save(())
   reply = shard.push(vector_of(0, [3e38, 1.0]))
@@ -183,7 +158,7 @@ def test_a_gradient_with_a_result_that_is_not_finite_is_not_applied():
 
 def test_staleness_is_the_number_of_updates_by_other_workers(tmp_path):
   params = np.zeros(SIZE, np.float32)
-  with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:
+  with Servers(tmp_path, fakes.adding_agent(), SIZE, 2) as servers:
     one, other = (parameter_server.Client(params, 2) for _ in range(2))
     one.connect(servers.addresses)
     other.connect(servers.addresses)
@@ -202,7 +177,7 @@ def test_staleness_is_the_number_of_updates_by_other_workers(tmp_path):
 
 def test_target_parameters_are_fetched_only_when_they_are_newer(tmp_path):
   params = np.zeros(SIZE, np.float32)
-  with Servers(tmp_path, adding_agent(period=3), SIZE, 1) as servers:
+  with Servers(tmp_path, fakes.adding_agent(period=3), SIZE, 1) as servers:
     method = servers.servers[0]._methods[parameter_server.TARGET]
     client = parameter_server.Client(params, 1)
     client.connect(servers.addresses)
@@ -217,7 +192,7 @@ def test_target_parameters_are_fetched_only_when_they_are_newer(tmp_path):
 
 
 def test_the_first_worker_gives_an_empty_shard_its_parameters():
-  shard = shard_of(adding_agent())
+  shard = shard_of(fakes.adding_agent())
   with pytest.raises(wire.Refusal, match="no parameters yet") as caught:
     shard.push(vector_of(0, [1.0]))
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
@@ -243,7 +218,7 @@ def test_the_first_worker_gives_an_empty_shard_its_parameters():
 def test_an_invalid_message_leaves_a_shard_unchanged(
   method, version, value, resets
 ):
-  shard = shard_of(adding_agent())
+  shard = shard_of(fakes.adding_agent())
   if method == "push":
     shard.start(vector_of(5, [3.0]))
   with pytest.raises(wire.Refusal, match=r"expected .* found") as caught:
@@ -255,13 +230,13 @@ def test_an_invalid_message_leaves_a_shard_unchanged(
 
 
 def restored(version, value):
-  shard = shard_of(adding_agent())
+  shard = shard_of(fakes.adding_agent())
   shard.start(vector_of(version, [value]))
   return shard.save(())
 
 
 def test_a_shard_can_be_restored_until_its_first_gradient():
-  shard = shard_of(adding_agent())
+  shard = shard_of(fakes.adding_agent())
   shard.start(vector_of(0, [3.0]))
   shard.restore(restored(4, 5.0))
   shard.restore(restored(7, 6.0))
@@ -277,7 +252,7 @@ def test_a_restore_is_repeated_if_the_server_stops_meanwhile(
   tmp_path, monkeypatch
 ):
   monkeypatch.setattr(saved_shards, "_RETRY_SECONDS", 0.01)
-  agent = adding_agent()
+  agent = fakes.adding_agent()
   start = agent.start(np.arange(SIZE, dtype=np.float32), 3)
   agent = dataclasses.replace(agent, init=lambda _: start)
   call, failures = wire.Client.call, [wire.StatusCode.CANCELLED]
@@ -301,7 +276,7 @@ def test_a_restore_is_repeated_if_the_server_stops_meanwhile(
 
 @pytest.mark.parametrize(("name", "value"), [("x", np.nan), ("updates", -1)])
 def test_an_invalid_state_is_not_restored(name, value):
-  shard = shard_of(adding_agent())
+  shard = shard_of(fakes.adding_agent())
   leaves = [
     np.full_like(leaf, value)
     if (leaf.dtype.kind == "i") == (value == -1)
@@ -316,7 +291,7 @@ def test_an_invalid_state_is_not_restored(name, value):
 
 def test_a_restarted_shard_gets_its_parameters_back_from_a_worker(tmp_path):
   start = np.arange(SIZE, dtype=np.float32)
-  with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:
+  with Servers(tmp_path, fakes.adding_agent(), SIZE, 2) as servers:
     client = parameter_server.Client(start, 2)
     client.connect(servers.addresses)
     for _ in range(5):

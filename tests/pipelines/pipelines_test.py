@@ -15,60 +15,17 @@ import pytest
 
 from benchmarks.speed import work
 from seedx import envs, replay, trees, types
-from seedx.acting import local_actor, protocol, thin_actor
+from seedx.acting import local_actor
 from seedx.agents import (
-  a2c,
-  alphazero,
   base,
-  ddpg,
-  dqn,
-  ppo,
-  r2d2,
-  rainbow,
-  sac,
-  vtrace,
 )
-from seedx.learning import learner, replay_source
-from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
+from seedx.learning import replay_source
 from seedx.pipelines.gorila import worker
 from seedx.runtime import process
 from tests import conftest, programs, running
+from tests.pipelines import cells
 
 compiled_once = programs.compiled_once
-AGENTS = {
-  "a2c": a2c.Config(),
-  "vtrace": vtrace.Config(),
-  "ppo": ppo.Config(),
-  "dqn": dqn.Config(),
-  "r2d2": r2d2.Config(),
-  "rainbow": rainbow.Config(),
-  "ddpg": ddpg.Config(),
-  "td3": ddpg.td3(),
-  "sac": sac.Config(),
-  "alphazero": alphazero.Config(),
-}
-# Agents of continuous actions.
-CRITICS = ("ddpg", "td3", "sac")
-# Agents that can learn from a replay.
-REPLAYED = ("dqn", "r2d2", "rainbow", *CRITICS, "alphazero")
-CELLS = [
-  *(("sync", name) for name in AGENTS),
-  *(("anakin", name) for name in AGENTS),
-  *(("seed", name) for name in AGENTS),
-  *(("impala", name) for name in ("a2c", "vtrace", "ppo", "alphazero")),
-  *(("a3c", name) for name in AGENTS if name not in ("ppo", "r2d2")),
-  *(("gorila", name) for name in REPLAYED if name not in CRITICS),
-  *(("apex", name) for name in REPLAYED),
-]
-MODULES = {
-  "sync": sync,
-  "anakin": anakin,
-  "seed": seed,
-  "impala": impala,
-  "a3c": a3c,
-  "gorila": gorila,
-  "apex": apex,
-}
 # Every other pipeline has a test file with small trainings.
 FAST = [("a3c", "a2c")]
 # To a pipeline, agents differ only in what they need: whole batches, windows,
@@ -86,124 +43,7 @@ SLOW = [
   ("apex", "ddpg"),
   *((p, "alphazero") for p in ("impala", "a3c", "gorila")),
 ]
-PIPELINES = tuple(MODULES)
-REPLAY = {
-  "replay_capacity": 1000,
-  "replay_min_steps": 60,
-  "replay_batch_size": 8,
-  "replay_ratio": 1.0,
-}
-TOTAL_STEPS = 600
-
-
-def agent_config(pipeline, name, **changes):
-  """Returns a small agent; `changes` are fields of its config."""
-  fields = {"hidden_sizes": (8,), "learning_rate": 1e-2}
-  if name != "alphazero":  # Its rewards are the results of games.
-    fields |= {"reward_scale": 1.0}
-  if name == "ppo":
-    fields |= {"epochs": 2, "minibatches": 2}
-  if name in CRITICS:
-    fields |= {"critic_learning_rate": 1e-2}
-  if name in REPLAYED:
-    on_policy = ("a3c", "impala") if name == "alphazero" else ("a3c",)
-    fields |= {"n_step": 2, "replayed": pipeline not in on_policy}
-  if name == "alphazero":
-    fields |= {"num_simulations": 4}
-    if not fields["replayed"]:  # The unroll's end bootstraps.
-      del fields["n_step"]
-  if name == "r2d2":
-    fields |= {"burn_in": 2, "sequence_length": 6, "lstm_size": 8}
-  return dataclasses.replace(AGENTS[name], **fields | changes)
-
-
-def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
-  """Returns a small run; `changes` are fields of the agent's config."""
-  env = "Pendulum-v1" if name in CRITICS else "CartPole-v1"
-  if name == "alphazero":
-    env = "seedx:TicTacToe"
-  elif pipeline == "anakin":
-    env = f"seedx:{env}"
-  # An episode of Pendulum has 200 steps, always in `seedx:Pendulum-v1`.
-  short = name in CRITICS and pipeline != "anakin"
-  options = {"max_episode_steps": 50} if short else {}
-  common = {
-    "env": envs.Config(env, options),
-    "agent": agent_config(pipeline, name, **changes),
-    "total_steps": total_steps,
-    "seed": 0,
-    "log_seconds": 0.05,
-  }
-  uniform = replay.Config(**REPLAY)
-  prioritized = replay.PrioritizedConfig(**REPLAY)
-  plain = uniform if name in ("dqn", "sac", "alphazero") else prioritized
-  replayed = {"replay": plain if name in REPLAYED else None}
-  inbox = learner.InboxConfig(unroll_length=5, batch_size=4)
-  workers = {
-    "workers": local_actor.WorkersConfig(
-      num_workers=2, envs_per_worker=4, unroll_length=5
-    )
-  }
-  if pipeline in ("sync", "anakin"):
-    fields = {"num_envs": 4, "learner": learner.Config(unroll_length=5)}
-    config = MODULES[pipeline].Config(**common | fields, **replayed)
-  elif pipeline == "seed":
-    actors = thin_actor.Config(num_actors=2, envs_per_actor=4)
-    config = seed.Config(**common, actors=actors, learner=inbox, **replayed)
-  elif pipeline == "a3c":
-    config = a3c.Config(**common, **workers)
-  elif pipeline == "gorila":
-    config = gorila.Config(**common, **workers, replay=uniform)
-  else:
-    actors = protocol.Actors(num_actors=2, envs_per_actor=4)
-    config = impala.Config(**common, actors=actors, learner=inbox)
-    if pipeline == "apex":
-      ranked = uniform if name == "alphazero" else prioritized
-      config = apex.Config(**vars(config), replay=ranked)
-  return config.with_sockets(str(tmp_path))
-
-
-def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
-  """Makes a pipeline's process and its nodes; `changes` as in `config_of`."""
-  config = config_of(pipeline, name, tmp_path, total_steps, **changes)
-  made = running.Own(config)
-  return made, made.nodes
-
-
-def run_all(made, nodes, finish=lambda: None):
-  """Runs a process and its nodes on threads; returns the last line.
-
-  `finish` is called before the nodes are stopped.
-  """
-  stop, failures = threading.Event(), []
-
-  def run(node):
-    try:
-      node.run(node.config, stop)
-    except BaseException as failure:
-      failures.append(failure)
-
-  threads = [
-    threading.Thread(target=run, args=(node,), daemon=True)
-    for node in nodes
-    for _ in range(node.count)
-  ]
-  for thread in threads:
-    thread.start()
-
-  def check():
-    if failures:
-      raise failures[0]
-
-  try:
-    last = made.run(check)
-    finish()
-    return last
-  finally:
-    stop.set()
-    for thread in threads:
-      thread.join(300)
-      assert not thread.is_alive()
+PIPELINES = tuple(cells.MODULES)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +52,7 @@ def run_all(made, nodes, finish=lambda: None):
     *conftest.slow_but(FAST, FAST + SLOW),
     *(
       pytest.param(*cell, marks=pytest.mark.long)
-      for cell in CELLS
+      for cell in cells.CELLS
       if cell not in FAST + SLOW
     ),
   ],
@@ -225,19 +65,21 @@ def test_each_agent_learns_in_each_of_its_pipelines(
   recurrent = (pipeline, name) == ("seed", "vtrace")
   changes = {"recurrent": True, "lstm_size": 8} if recurrent else {}
   with running.compiled(lambda: not warming()) as names:
-    last = run_all(*make(pipeline, name, tmp_path, **changes))
-  assert last["env_steps"] >= TOTAL_STEPS
+    last = cells.run_all(cells.make(pipeline, name, tmp_path, **changes))
+  assert last["env_steps"] >= cells.TOTAL_STEPS
   assert last["learner_steps"] >= 3
   if name in ("ddpg", "sac"):
     assert np.isfinite(last["loss_actor"])
   # A replay counts resets as steps: one for each ended episode, and 8 for the
   # episodes in progress.
-  replayed = name in REPLAYED
+  replayed = name in cells.REPLAYED
   resets = last["episodes"] + 8 if replayed else 0
   assert 0 < last["learned_steps"] <= last["env_steps"] + resets
   loss = last["loss" if replayed else "loss_value"]
   assert np.isfinite(loss) and loss > 0
-  assert last["episodes"] > 0 or (pipeline == "anakin" and name in CRITICS)
+  assert last["episodes"] > 0 or (
+    pipeline == "anakin" and name in cells.CRITICS
+  )
   if pipeline in ("a3c", "gorila"):
     assert last["gradient_staleness"] >= 0
   elif pipeline in ("sync", "anakin") and not replayed:
@@ -295,11 +137,11 @@ def unlucky(agent):
 def test_updates_that_are_not_finite_are_skipped_and_counted(
   pipeline, name, tmp_path
 ):
-  config = config_of(pipeline, name, tmp_path, total_steps=1200)
+  config = cells.config_of(pipeline, name, tmp_path, total_steps=1200)
   agent = running.Changed(config.agent, unlucky)
   made = running.Own(running.replaced(config, agent=agent))
   saved = {}
-  last = run_all(made, made.nodes, lambda: saved.update(made.process.saved()))
+  last = cells.run_all(made, lambda: saved.update(made.process.saved()))
   assert last["learner_steps"] >= 5 and last["updates_skipped"] >= 5
   assert last["learned_steps"] < 0.9 * last["env_steps"]
   assert np.isfinite(last["loss_value"])
@@ -315,7 +157,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(
 @pytest.mark.parametrize("pipeline", ["sync", "anakin"])
 def test_each_pipeline_measures_time_by_its_contexts_clock(pipeline, tmp_path):
   context = process.Context()
-  made = config_of(pipeline, "a2c", tmp_path).learn(context)
+  made = cells.config_of(pipeline, "a2c", tmp_path).learn(context)
   assert made.acted.wall_clock is context.wall_clock
   made.close()
 
@@ -323,7 +165,7 @@ def test_each_pipeline_measures_time_by_its_contexts_clock(pipeline, tmp_path):
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_missing_addresses_become_sockets(pipeline, tmp_path):
   name = "dqn" if pipeline in ("gorila", "apex") else "a2c"
-  config = config_of(pipeline, name, tmp_path)
+  config = cells.config_of(pipeline, name, tmp_path)
   assert config.with_sockets("elsewhere") == config
   given = [
     *([config.address] if hasattr(config, "address") else []),
@@ -337,7 +179,12 @@ def test_missing_addresses_become_sockets(pipeline, tmp_path):
 
 @pytest.mark.parametrize(
   ("pipeline", "name"),
-  [(p, name) for p in PIPELINES for name in AGENTS if (p, name) not in CELLS],
+  [
+    (p, name)
+    for p in PIPELINES
+    for name in cells.AGENTS
+    if (p, name) not in cells.CELLS
+  ],
 )
 def test_other_pairs_of_pipeline_and_agent_are_refused(
   pipeline, name, tmp_path
@@ -345,11 +192,11 @@ def test_other_pairs_of_pipeline_and_agent_are_refused(
   reasons = {
     "impala": "expected a replay",
     "a3c": "takes several steps" if name == "ppo" else "expected replayed True",
-    "gorila": "use another" if name in CRITICS else "expected no replay",
+    "gorila": "use another" if name in cells.CRITICS else "expected no replay",
     "apex": "expected no replay",
   }
   with pytest.raises(types.ConfigError, match=reasons[pipeline]):
-    make(pipeline, name, tmp_path)
+    cells.make(pipeline, name, tmp_path)
 
 
 def test_parameter_servers_refuse_agents_with_critics_and_any_optimizer(
@@ -358,7 +205,7 @@ def test_parameter_servers_refuse_agents_with_critics_and_any_optimizer(
   sgd = functools.partial(optax.sgd, 1e-3)
   reason = "keys .*'actor', 'critic'.*, found a part of .*another pipeline"
   with pytest.raises(types.ConfigError, match=reason):
-    make("gorila", "td3", tmp_path, transformation=sgd)
+    cells.make("gorila", "td3", tmp_path, transformation=sgd)
 
 
 def test_all_pairs_of_the_documented_table_are_tested():
@@ -372,13 +219,13 @@ def test_all_pairs_of_the_documented_table_are_tested():
     )
   ]
   names = [cell.strip("`") for cell in rows[0]]
-  cells = [
+  named = [
     (pipeline, row[0].lower().replace("-", ""))
     for row in rows[1:]
     for pipeline, cell in zip(names, row, strict=True)
     if pipeline in PIPELINES and cell != "-"
   ]
-  assert sorted(cells) == sorted(CELLS)
+  assert sorted(named) == sorted(cells.CELLS)
 
 
 def with_own_priorities(agent):
@@ -400,11 +247,11 @@ def with_own_priorities(agent):
 def test_the_agent_computes_first_priorities_from_the_same_unrolls(
   pipeline, tmp_path, monkeypatch
 ):
-  config = config_of(pipeline, "dqn", tmp_path)
+  config = cells.config_of(pipeline, "dqn", tmp_path)
   config = dataclasses.replace(
     config,
     agent=running.Changed(config.agent, with_own_priorities),
-    replay=replay.PrioritizedConfig(**REPLAY),
+    replay=replay.PrioritizedConfig(**cells.REPLAY),
   )
   shares, call = [], replay_source.ReplaySource.__call__
 
@@ -414,7 +261,7 @@ def test_the_agent_computes_first_priorities_from_the_same_unrolls(
 
   monkeypatch.setattr(replay_source.ReplaySource, "__call__", spy)
   made = running.Own(config)
-  run_all(made, made.nodes, lambda: None)
+  cells.run_all(made)
   assert len(shares) > 10
   for unroll, priorities, _ in shares:
     seen = np.abs(unroll.inputs.timestep.observation).sum(axis=-1)
@@ -432,7 +279,7 @@ def test_the_agent_computes_first_priorities_from_the_same_unrolls(
 def test_a_replay_stores_each_step_of_an_environment_once(
   pipeline, name, tmp_path, monkeypatch
 ):
-  config = config_of(pipeline, name, tmp_path, 400)
+  config = cells.config_of(pipeline, name, tmp_path, 400)
   shares, call = {}, replay_source.ReplaySource.__call__
 
   def spy(source, new_shares):
@@ -441,7 +288,7 @@ def test_a_replay_stores_each_step_of_an_environment_once(
 
   monkeypatch.setattr(replay_source.ReplaySource, "__call__", spy)
   made = running.Own(config)
-  run_all(made, made.nodes, lambda: None)
+  cells.run_all(made)
   assert shares
   for source, added in shares.items():
     (state,) = source.states
@@ -468,7 +315,7 @@ def test_a_replay_stores_each_step_of_an_environment_once(
 def test_what_only_a_search_reads_reaches_no_replay(
   pipeline, tmp_path, monkeypatch
 ):
-  config = config_of(pipeline, "alphazero", tmp_path, 400)
+  config = cells.config_of(pipeline, "alphazero", tmp_path, 400)
   env = envs.Config("jax:tests.own_games:hidden_state")
   seen, call = [], replay_source.ReplaySource.__call__
 
@@ -478,7 +325,7 @@ def test_what_only_a_search_reads_reaches_no_replay(
 
   monkeypatch.setattr(replay_source.ReplaySource, "__call__", spy)
   made = running.Own(dataclasses.replace(config, env=env))
-  last = run_all(made, made.nodes)
+  last = cells.run_all(made)
   assert last["learner_steps"] >= 3 and last["episodes"] > 3
   # In sync, the replay itself leaves it out.
   (state, *_) = made.process.replay.states
@@ -497,8 +344,8 @@ def stored_unrolls(state):
 
 @pytest.mark.slow
 def test_anakins_replay_stores_each_step_of_an_environment_once(tmp_path):
-  made = running.Own(config_of("anakin", "r2d2", tmp_path, 400))
-  run_all(made, made.nodes)
+  made = running.Own(cells.config_of("anakin", "r2d2", tmp_path, 400))
+  cells.run_all(made)
   state = jax.tree.map(lambda x: x[0], made.learner._state.replay)
   state = getattr(state, "ring", state)
   unrolls = stored_unrolls(state)

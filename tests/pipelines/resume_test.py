@@ -5,7 +5,6 @@ import json
 import pathlib
 import shutil
 import time
-from types import SimpleNamespace
 
 import chex
 import jax
@@ -19,9 +18,10 @@ from seedx.app import policies
 from seedx.app.runs import checkpointer, run_folders
 from seedx.launch import instances
 from seedx.learning import replay_source
-from seedx.runtime import counters, seeding
-from tests import checkpoint_test, conftest, programs, running
-from tests.pipelines import pipelines_test
+from seedx.runtime import seeding
+from tests import conftest, programs, running
+from tests.app import cases
+from tests.pipelines import cells
 
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
@@ -33,7 +33,7 @@ CELLS = [
   ("gorila", "dqn"),
   ("sync", "sac"),
 ]
-STEPS = pipelines_test.TOTAL_STEPS
+STEPS = cells.TOTAL_STEPS
 
 
 class Seeds:
@@ -87,9 +87,9 @@ def saved(request, tmp_path_factory):
   folder, nests = tmp_path_factory.mktemp("a"), []
   with pytest.MonkeyPatch.context() as monkeypatch:
     seeds = Seeds(monkeypatch)
-    made, nodes = pipelines_test.make(pipeline, name, folder)
-    last = pipelines_test.run_all(
-      made, nodes, lambda: nests.append(running.copied(made.process.saved()))
+    made = cells.make(pipeline, name, folder)
+    last = cells.run_all(
+      made, lambda: nests.append(running.copied(made.process.saved()))
     )
   checkpoints = checkpoint.Checkpoints(tmp_path_factory.mktemp("checkpoints"))
   checkpoints.save(last["env_steps"], {"run": nests[0]}, 0.0)
@@ -97,12 +97,12 @@ def saved(request, tmp_path_factory):
 
 
 def make(saved, tmp_path, total_steps=2 * STEPS):
-  return pipelines_test.make(saved.pipeline, saved.name, tmp_path, total_steps)
+  return cells.make(saved.pipeline, saved.name, tmp_path, total_steps)
 
 
 def test_all_parts_are_restored(saved, tmp_path):
   started = time.monotonic()
-  made, _ = make(saved, tmp_path)
+  made = make(saved, tmp_path)
   # `gorila_test` has tests of the parameter servers' state.
   process = made.process
   if saved.pipeline == "gorila":
@@ -138,7 +138,7 @@ def test_all_parts_are_restored(saved, tmp_path):
 
 
 def test_the_acting_parameters_are_those_of_the_state(saved, tmp_path):
-  made, _ = make(saved, tmp_path)
+  made = make(saved, tmp_path)
   acting, nest = made.process.policy(saved.nest), saved.nest
   agent = made.config.agent.make(envs.spec(made.config.env))
   like = jax.eval_shape(
@@ -152,7 +152,7 @@ def test_the_acting_parameters_are_those_of_the_state(saved, tmp_path):
   flat, _ = jax.flatten_util.ravel_pytree(nest["agent"].params)
   if saved.pipeline != "gorila":
     assert nest["agent"].updates == saved.last["learner_steps"]
-  has_variables = saved.name in ("dqn", *pipelines_test.CRITICS)
+  has_variables = saved.name in ("dqn", *cells.CRITICS)
   variables = acting.variables if has_variables else acting
   actual, _ = jax.flatten_util.ravel_pytree(variables.params)
   np.testing.assert_array_equal(actual, flat)
@@ -162,7 +162,7 @@ def test_a_restored_run_continues_its_counts_with_new_seeds(
   saved, tmp_path, monkeypatch
 ):
   made_seconds = time.monotonic()
-  made, nodes = make(saved, tmp_path)
+  made = make(saved, tmp_path)
   started = time.monotonic()
   seeds = Seeds(monkeypatch)
   made.sink, times = running.Lines(), []
@@ -171,7 +171,7 @@ def test_a_restored_run_continues_its_counts_with_new_seeds(
   made.process.restore(
     lambda like: saved.load(like) | {"seeds": np.int64(1000)}
   )
-  last = pipelines_test.run_all(made, nodes)
+  last = cells.run_all(made)
   last_saved = saved.last
   assert last_saved["env_steps"] >= STEPS
   lines = made.sink.lines
@@ -206,7 +206,7 @@ def test_a_restored_run_continues_its_counts_with_new_seeds(
 @pytest.mark.parametrize("name", ["alphazero", "td3"])
 def test_a_run_that_resumes_twice_is_bitwise_equal(name, tmp_path):
   """TD3's state has groups whose optimizers have skipped updates."""
-  config = pipelines_test.config_of("sync", name, tmp_path)
+  config = cells.config_of("sync", name, tmp_path)
   app.train(config, run_dir=str(tmp_path / "run"), quiet=True)
   longer, ends = dataclasses.replace(config, total_steps=2 * STEPS), []
   for name in ("one", "other"):
@@ -223,60 +223,13 @@ def test_a_run_that_resumes_twice_is_bitwise_equal(name, tmp_path):
   chex.assert_trees_all_equal(*ends)
 
 
-class Counting:
-  """A run whose state is only its counts.
-
-  Attributes:
-    down: whether a parameter server is missing.
-  """
-
-  replay = None
-  refill = staticmethod(lambda env_steps: None)
-
-  def __init__(self):
-    self.acted = counters.ActingCounts()
-    self.clock = self.acted.clock
-    self.down = False
-
-  def saved(self):
-    if self.down:
-      raise wire.WireError(wire.StatusCode.UNAVAILABLE, "a server is down")
-    return {"acted": self.acted.saved()}
-
-  def restore(self, load):
-    self.acted.restore(load(self.saved())["acted"])
-
-  def policy(self, saved):
-    return {"w": saved["acted"]["env_steps"]}
-
-
-class Keeper(checkpointer.Checkpointer):
-  """A checkpointer with a fake clock.
-
-  Attributes:
-    clock: the clock; tests set `now`, in seconds.
-  """
-
-  def __init__(self, run, run_dir, monkeypatch, seconds=0.0, evaluation=None):
-    self.clock = SimpleNamespace(now=0.0, monotonic=lambda: self.clock.now)
-    monkeypatch.setattr(checkpointer, "time", self.clock)
-    config = checkpointer.Config(checkpoint_every_seconds=seconds)
-    super().__init__(run, run_dir, config, evaluation)
-
-  def check_after(self, seconds):
-    """Checks after some time, and waits until checkpoints are written."""
-    self.clock.now += seconds
-    self.check()
-    self.wait()
-
-
 def test_a_checkpointer_saves_periodically_and_restores_the_newest_checkpoint(
   tmp_path, monkeypatch
 ):
-  run = Counting()
-  kept = Keeper(run, tmp_path, monkeypatch, 10)
+  run = cases.Counting()
+  kept = cases.Keeper(run, tmp_path, monkeypatch, 10)
   kept.check_after(9.9)
-  assert steps_of(tmp_path) == []
+  assert programs.steps_of(tmp_path) == []
   for env_steps, score in ((10, []), (10, [5.0]), (10, [1.0, 1.0])):
     run.acted.add(env_steps, np.array(score), np.ones(len(score)))
     run.down = True
@@ -285,14 +238,14 @@ def test_a_checkpointer_saves_periodically_and_restores_the_newest_checkpoint(
     kept.check_after(0)
     run.acted.add(1, np.array([]), np.array([]))
     kept.check_after(9.9)  # It is too early for another checkpoint.
-  assert steps_of(tmp_path) == [21, 32]
+  assert programs.steps_of(tmp_path) == [21, 32]
   checkpoints = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
   # The scores are none, 5.0, and (5 + 1 + 1) / 3.
   assert checkpoints.ranked()[0] == 21
   acting = checkpoints.restore(32, checkpointer.ACTING, {"w": np.int64(0)})
   assert acting == {"w": 32}
-  other = Counting()
-  Keeper(other, tmp_path, monkeypatch).restore()
+  other = cases.Counting()
+  cases.Keeper(other, tmp_path, monkeypatch).restore()
   assert other.acted.env_steps == 32
   assert other.acted.returns.count == 3
   run.down = True
@@ -301,14 +254,14 @@ def test_a_checkpointer_saves_periodically_and_restores_the_newest_checkpoint(
     kept.finish(interrupted=False)
   run.down = False
   kept.finish(interrupted=True)
-  assert steps_of(tmp_path) == [21, 32, 33]
+  assert programs.steps_of(tmp_path) == [21, 32, 33]
 
 
 def test_a_run_that_would_stop_again_does_not_recommend_a_resume(
   tmp_path, monkeypatch
 ):
-  run = Counting()
-  kept = Keeper(run, tmp_path, monkeypatch)
+  run = cases.Counting()
+  kept = cases.Keeper(run, tmp_path, monkeypatch)
   run.acted.add(7, np.array([]), np.array([]))
   resume = f"--resume {tmp_path} continues from checkpoint 7"
   assert kept.rescue(has_ended=True) == resume
@@ -316,25 +269,9 @@ def test_a_run_that_would_stop_again_does_not_recommend_a_resume(
   assert message.startswith(f"--init-from {tmp_path} begins a new run")
 
 
-class Evaluation:
-  """A fake evaluation, due every 10 env steps; tests set its means."""
-
-  def __init__(self):
-    self.means, self.started = {}, []
-
-  def due(self, env_steps):
-    return env_steps % 10 == 0
-
-  def start(self, env_steps, acting):
-    self.started.append(env_steps)
-
-  def finish(self, env_steps, acting, interrupted):
-    pass
-
-
 def test_evaluations_decide_which_checkpoint_is_the_best(tmp_path, monkeypatch):
-  run, evaluation = Counting(), Evaluation()
-  kept = Keeper(run, tmp_path, monkeypatch, 100, evaluation)
+  run, evaluation = cases.Counting(), cases.Evaluation()
+  kept = cases.Keeper(run, tmp_path, monkeypatch, 100, evaluation)
   means = {10: 1.0, 20: 3.0, 30: 2.0}
   checkpoints = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
   for env_steps in (10, 20, 30):
@@ -359,8 +296,8 @@ def test_evaluations_decide_which_checkpoint_is_the_best(tmp_path, monkeypatch):
 def test_no_checkpoint_has_a_parameter_that_is_not_finite(
   tmp_path, monkeypatch
 ):
-  run = Counting()
-  kept = Keeper(run, tmp_path, monkeypatch, 10)
+  run = cases.Counting()
+  kept = cases.Keeper(run, tmp_path, monkeypatch, 10)
   kept.check_after(10)
   run.policy = lambda saved: {"w": np.array([1.0, np.inf], np.float32)}
   run.acted.add(10, np.array([]), np.array([]))
@@ -368,17 +305,17 @@ def test_no_checkpoint_has_a_parameter_that_is_not_finite(
     kept.check_after(10)
   with pytest.raises(RuntimeError, match="finite parameters"):
     kept.finish(interrupted=False)
-  assert steps_of(tmp_path) == [0]
+  assert programs.steps_of(tmp_path) == [0]
 
 
 def test_a_checkpointer_without_a_period_saves_at_the_end_only(
   tmp_path, monkeypatch
 ):
-  kept = Keeper(Counting(), tmp_path, monkeypatch)
+  kept = cases.Keeper(cases.Counting(), tmp_path, monkeypatch)
   kept.check_after(1e9)
-  assert steps_of(tmp_path) == []
+  assert programs.steps_of(tmp_path) == []
   kept.finish(interrupted=False)
-  assert steps_of(tmp_path) == [0]
+  assert programs.steps_of(tmp_path) == [0]
 
 
 # From the command line
@@ -386,14 +323,8 @@ def test_a_checkpointer_without_a_period_saves_at_the_end_only(
 _SMALL = ["--hidden-sizes=8", "--num-envs=4", "--unroll-length=8"]
 
 
-def steps_of(run_dir):
-  checkpoints = checkpoint.Checkpoints(checkpointer.directory(run_dir))
-  return checkpoints.steps()
-
-
 def raw_lines(run_dir):
-  text = (run_dir / "metrics.jsonl").read_text()
-  return [json.loads(line) for line in text.splitlines()]
+  return programs.lines_of(run_dir / "metrics.jsonl")
 
 
 def assert_rising(run_dir):
@@ -420,10 +351,11 @@ def test_the_previous_checkpoint_replaces_a_damaged_newest_one(
   """Programs that resume or load a run use the previous checkpoint."""
   run_dir = tmp_path / "run"
   shutil.copytree(finished, run_dir)
-  folder, step = checkpointer.directory(run_dir), steps_of(run_dir)[-1]
+  folder, step = checkpointer.directory(run_dir), programs.steps_of(run_dir)[-1]
   shutil.copytree(folder / str(step), folder / "900")
   for item in ("run", "acting"):
-    checkpoint_test.DAMAGES["truncated"](folder / "900" / item)
+    path = folder / "900" / item
+    path.write_bytes(path.read_bytes()[:-10])
   for which in ("latest", "best"):
     assert policies.load(run_dir, which).env_steps == step
     error = capfd.readouterr().err
@@ -436,7 +368,8 @@ def test_the_previous_checkpoint_replaces_a_damaged_newest_one(
   assert programs.main(a2c, words) == 0
   error = capfd.readouterr().err
   assert "checkpoint 900 in" in error and f"checkpoint {step} instead" in error
-  assert max(steps_of(run_dir)) >= 512 and 900 not in steps_of(run_dir)
+  steps = programs.steps_of(run_dir)
+  assert max(steps) >= 512 and 900 not in steps
 
 
 _DQN = [
@@ -453,7 +386,7 @@ def test_a_replay_is_restored(tmp_path, monkeypatch, capfd):
   run_dir, restored = tmp_path / "run", []
   words = [*_DQN, "--total-steps", "600", "--run-dir", str(run_dir)]
   assert programs.main(dqn, words) == 0
-  step = steps_of(run_dir)[-1]
+  step = programs.steps_of(run_dir)[-1]
   checkpoints = checkpoint.Checkpoints(checkpointer.directory(run_dir))
   saved = checkpoints.restore(step, checkpointer.REPLAY)
   replays = [
@@ -508,22 +441,22 @@ def test_a_replay_that_is_too_large_is_left_out_with_a_message(tmp_path, capfd):
 def test_a_run_without_a_whole_checkpoint_is_refused(finished, tmp_path, capfd):
   run_dir = tmp_path / "run"
   shutil.copytree(finished, run_dir)
-  (step,) = steps_of(run_dir)
+  (step,) = programs.steps_of(run_dir)
   (checkpointer.directory(run_dir) / str(step) / "run").write_bytes(b"")
   error = programs.refused(a2c, ["--resume", str(run_dir)], capfd)
   assert f"checkpoint {step} in" in error and "no other" in error
-  assert steps_of(run_dir) == [step]
+  assert programs.steps_of(run_dir) == [step]
 
 
 def test_a_finished_run_resumes_to_the_same_checkpoint(finished, capfd):
-  (step,) = steps_of(finished)
+  (step,) = programs.steps_of(finished)
   where = checkpointer.directory(finished) / str(step)
   before = {path: path.stat().st_mtime_ns for path in where.rglob("*")}
   config = (finished / "config.json").read_text()
   last = raw_lines(finished)[-1]
   assert programs.main(a2c, ["--resume", str(finished)]) == 0
   assert "a larger --total-steps adds some" in capfd.readouterr().out
-  assert steps_of(finished) == [step]
+  assert programs.steps_of(finished) == [step]
   assert before == {path: path.stat().st_mtime_ns for path in where.rglob("*")}
   assert (finished / "config.json").read_text() == config
   lines = assert_rising(finished)
@@ -533,18 +466,20 @@ def test_a_finished_run_resumes_to_the_same_checkpoint(finished, capfd):
 
 @pytest.mark.slow
 def test_total_steps_can_be_raised(finished):
-  (first,) = steps_of(finished)
+  (first,) = programs.steps_of(finished)
   before = raw_lines(finished)
   words = ["--resume", str(finished), "--total-steps", "512"]
   # Options that do not affect the state may change.
   words += ["--checkpoint-every-seconds", "60", "--log-seconds", "0.1"]
   # Options may be repeated with their first values.
   assert programs.main(a2c, [*words, *_SMALL]) == 0
-  assert steps_of(finished)[-1] >= 512
-  assert first in steps_of(finished)
+  assert programs.steps_of(finished)[-1] >= 512
+  assert first in programs.steps_of(finished)
   lines = raw_lines(finished)
   assert lines[: len(before)] == before
-  assert assert_rising(finished)[-1]["env_steps"] == steps_of(finished)[-1]
+  assert (
+    assert_rising(finished)[-1]["env_steps"] == programs.steps_of(finished)[-1]
+  )
   assert lines[-1]["learner_steps"] > before[-1]["learner_steps"]
   options = json.loads((finished / "config.json").read_text())["options"]
   assert options["total_steps"] == 512
@@ -561,7 +496,7 @@ def copy(finished, tmp_path):
 
 def test_a_total_below_the_env_steps_made_is_refused(finished, capfd):
   config = (finished / "config.json").read_text()
-  (*_, step) = steps_of(finished)
+  (*_, step) = programs.steps_of(finished)
   words = ["--resume", str(finished), "--total-steps", str(step // 2)]
   error = programs.refused(a2c, words, capfd)
   assert f"more than the {step:,} that the run has made" in error
@@ -598,7 +533,7 @@ def test_a_directory_with_a_run_is_refused_without_resume(
   error = programs.refused(a2c, words, capfd)
   assert "remove it, or choose another" in error
   checkpointer.directory(copy).make()
-  (step,) = steps_of(finished)[-1:]
+  (step,) = programs.steps_of(finished)[-1:]
   shutil.copytree(
     checkpointer.directory(finished) / str(step),
     checkpointer.directory(copy) / str(step),
@@ -683,7 +618,7 @@ def test_a_killed_run_resumes_from_its_newest_checkpoint(tmp_path):
     assert program.poll() is None, program.stderr.read()
 
   try:
-    running.wait_until(lambda: len(steps_of(tmp_path)) >= 2, failed)
+    running.wait_until(lambda: len(programs.steps_of(tmp_path)) >= 2, failed)
     path = tmp_path / "metrics.jsonl"
     count = path.read_text().count("\n")
     running.wait_until(lambda: path.read_text().count("\n") > count, failed)
@@ -693,13 +628,13 @@ def test_a_killed_run_resumes_from_its_newest_checkpoint(tmp_path):
   with (tmp_path / "metrics.jsonl").open("a") as file:
     file.write('{"wall_seconds": 1')  # A kill may leave half a line.
   before = metrics.read_lines(tmp_path / "metrics.jsonl")
-  step = steps_of(tmp_path)[-1]
+  step = programs.steps_of(tmp_path)[-1]
   assert 0 < step <= before[-1]["env_steps"] + 10_000
   total = step + 400
   words = ["--resume", str(tmp_path), "--total-steps", str(total)]
   assert programs.main(dqn, words) == 0
   lines = assert_rising(tmp_path)
-  assert lines[-1]["env_steps"] == steps_of(tmp_path)[-1]
+  assert lines[-1]["env_steps"] == programs.steps_of(tmp_path)[-1]
   assert total <= lines[-1]["env_steps"] < total + 100
   earlier = [line for line in before if line["env_steps"] <= step]
   assert lines[: len(earlier) - 1] == earlier[:-1]

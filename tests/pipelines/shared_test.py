@@ -13,7 +13,8 @@ from seedx.acting import local_actor
 from seedx.agents import base
 from seedx.learning import shared_state
 from seedx.runtime import process
-from tests.pipelines import parameter_server_test, pipelines_test
+from tests import fakes
+from tests.pipelines import cells
 
 KEY = jax.random.key(0)
 # Env steps of a batch without resets.
@@ -35,7 +36,7 @@ def agent():
     loss = {"loss_value": batch.gradient}
     return base.Gradients(batch.gradient), types.LossOutput(batch.weight, loss)
 
-  adding = parameter_server_test.adding_agent()
+  adding = fakes.adding_agent()
   return dataclasses.replace(adding, gradients=gradients)
 
 
@@ -100,7 +101,7 @@ class _MadeError(Exception):
 def test_no_two_environments_of_a3cs_workers_have_the_same_seed(
   tmp_path, monkeypatch
 ):
-  config = pipelines_test.config_of("a3c", "a2c", tmp_path)
+  config = cells.config_of("a3c", "a2c", tmp_path)
   seeds = []
 
   def make_actor(*arguments, seed, **options):

@@ -15,11 +15,11 @@ import pytest
 from seedx import replay, types
 from seedx.replay import sum_tree
 from tests import running
-from tests.pipelines import pipelines_test
-from tests.replay import replay_test
+from tests.pipelines import cells
+from tests.replay import cases
 
 WINDOW = 3
-WINDOWS = replay_test.LENGTH - WINDOW + 1
+WINDOWS = cases.LENGTH - WINDOW + 1
 
 
 class State(NamedTuple):
@@ -118,7 +118,7 @@ def without_resets(example):
 def test_windows_are_mixed_and_each_replay_gets_its_own_priorities():
   prioritized = replay.Prioritized(8, WINDOW)
   mixed = Mixed(prioritized, prioritized, 0.25, marked)
-  share = replay_test.share_of(range(4), np.ones((4, WINDOWS), np.float32))
+  share = cases.share_of(range(4), np.ones((4, WINDOWS), np.float32))
   state = jax.jit(mixed.add)(jax.jit(mixed.init)(share), share)
   sample = jax.jit(mixed.sample, static_argnums=2)
   drawn, windows = sample(state, jax.random.key(0), 4000, 0.0)
@@ -138,11 +138,11 @@ def test_windows_are_mixed_and_each_replay_gets_its_own_priorities():
 def test_a_pipeline_learns_from_a_mixed_replay_given_only_its_config(
   pipeline, tmp_path
 ):
-  config = pipelines_test.config_of(pipeline, "dqn", tmp_path, 1_000)
-  mixed = Config(**pipelines_test.REPLAY, probability=0.5)
+  config = cells.config_of(pipeline, "dqn", tmp_path, 1_000)
+  mixed = Config(**cells.REPLAY, probability=0.5)
   config = dataclasses.replace(config, replay=mixed)
   run = running.Own(config)
-  last = pipelines_test.run_all(run, run.nodes)
+  last = cells.run_all(run)
   assert last["learner_steps"] > 10
   # A demonstration's version is 10^6, so each demonstration in a batch of 8
   # lowers the mean policy lag by 10^6 / 8.
@@ -155,10 +155,10 @@ def test_a_pipeline_learns_from_a_mixed_replay_given_only_its_config(
 @pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["sync", "anakin"])
 def test_a_checkpoint_has_the_new_experience_only(pipeline, tmp_path):
-  config = pipelines_test.config_of(pipeline, "dqn", tmp_path, 1_000)
-  mixed = Config(**pipelines_test.REPLAY, probability=0.5)
+  config = cells.config_of(pipeline, "dqn", tmp_path, 1_000)
+  mixed = Config(**cells.REPLAY, probability=0.5)
   run = running.Own(dataclasses.replace(config, replay=mixed))
-  pipelines_test.run_all(run, run.nodes)
+  cells.run_all(run)
   made = run.process
   kept = made.replay.saved()() if made.replay else made.parts["agent"].saved()
   names = {jax.tree_util.keystr(x) for x, _ in jax.tree.leaves_with_path(kept)}

@@ -18,10 +18,10 @@ from scipy import stats
 
 from seedx import replay, types
 from seedx.replay import sum_tree
-from tests.replay import replay_test
+from tests.replay import cases
 
 WINDOW = 3
-WINDOWS = replay_test.LENGTH - WINDOW + 1
+WINDOWS = cases.LENGTH - WINDOW + 1
 # The paper's names of the exponents.
 ALPHA, BETA = 0.6, np.float32(0.4)
 BATCH = 160
@@ -100,7 +100,7 @@ def filled(priorities, capacity=4, alpha=ALPHA):
   state = programs(capacity, alpha).init(example())
   reference = Reference(capacity)
   for number, row in enumerate(np.asarray(priorities, np.float32)):
-    share = replay_test.share_of([number], row[None])
+    share = cases.share_of([number], row[None])
     state = programs(capacity, alpha).add(state, share)
     reference.add(row[None])
   return state, reference
@@ -109,7 +109,7 @@ def filled(priorities, capacity=4, alpha=ALPHA):
 def example(size=1):
   """Returns a share of unrolls with priorities of 0."""
   priorities = np.zeros((size, WINDOWS), np.float32)
-  return replay_test.share_of(range(size), priorities)
+  return cases.share_of(range(size), priorities)
 
 
 def uneven(rows, seed=0):
@@ -129,7 +129,7 @@ def numbers(places, capacity=4):
 def check_windows(sample, places, capacity=4):
   """Checks windows; returns the numbers of their unrolls, and their starts."""
   number, start = numbers(places, capacity), np.asarray(places.leaf) % WINDOWS
-  expected = replay_test.expected_windows(number, start, WINDOW)
+  expected = cases.expected_windows(number, start, WINDOW)
   chex.assert_trees_all_equal(sample.unroll, expected)
   types_of = functools.partial(jax.tree.map, lambda x: x.dtype)
   assert types_of(sample.unroll) == types_of(expected)
@@ -274,7 +274,7 @@ def test_calls_in_any_order_match_a_deque(capacity, actions, seed):
     if kind == "add":
       priorities = rng.exponential(size=(count, WINDOWS)).astype(np.float32)
       items = range(inserted, inserted + count)
-      state = add(state, replay_test.share_of(items, priorities))
+      state = add(state, cases.share_of(items, priorities))
       reference.add(priorities)
       inserted += count
     elif kind == "sample":
@@ -313,7 +313,7 @@ def test_functions_compile_once_and_change_the_state_in_place():
   for i in range(3):
     before = state
     old_addresses = addresses((state.ring.steps, state.tree[0]))
-    new = replay_test.share_of([2 * i, 2 * i + 1], uneven(2, i))
+    new = cases.share_of([2 * i, 2 * i + 1], uneven(2, i))
     state = add(state, new)
     assert all(x.is_deleted() for x in jax.tree.leaves(before))
     before = state
@@ -333,14 +333,14 @@ def test_arguments_out_of_range_or_of_wrong_shapes_are_refused():
     # The error comes before anything is allocated.
     jax.eval_shape(replay.Prioritized(2**29, 3).init, example())
   with pytest.raises(types.ConfigError, match="expected priorities"):
-    replay.Prioritized(4, 3).init(replay_test.share_of([0]))
+    replay.Prioritized(4, 3).init(cases.share_of([0]))
   state, _ = filled(uneven(2))
   add, sample, update = programs()[1:]
   _, places = sample(state, jax.random.key(0))
   for shape in ((2,), (WINDOWS, 2), (2, 1), ()):
     priorities = np.ones(shape, np.float32)
     with pytest.raises(AssertionError, match=r"expected \(2, 4\).*priorities"):
-      add(state, replay_test.share_of([0, 1], priorities))
+      add(state, cases.share_of([0, 1], priorities))
     with pytest.raises(AssertionError, match=r"expected \(160\).*priorities"):
       update(state, places, priorities)
   with pytest.raises(AssertionError, match=r"int32 but expected.*priorities"):
@@ -453,8 +453,8 @@ def test_find_in_a_million_leaves_returns_one_above_0_near_the_amount(kind):
 def test_small_priorities_among_a_million_are_drawn_in_proportion():
   capacity = 2**20 // WINDOWS
   ring = replay.Prioritized(capacity, WINDOW)
-  number = np.zeros((replay_test.LENGTH, 1), int)
-  unroll = replay_test.steps_of(number, number)._replace(core_state=())
+  number = np.zeros((cases.LENGTH, 1), int)
+  unroll = cases.steps_of(number, number)._replace(core_state=())
   priorities = np.zeros((1, WINDOWS), np.float32)
   state = jax.jit(ring.init)(types.Share(unroll, priorities))
   # In the upper half of amounts, float32 has only multiples of 1 / 32. Every

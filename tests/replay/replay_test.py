@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import chex
-import dm_env
 import hypothesis
 import jax
 import numpy as np
@@ -16,52 +15,15 @@ from seedx import replay, types
 from seedx.acting import unroll_store
 from seedx.agents import base
 from tests import fakes
+from tests.replay import cases
 
-LENGTH, BATCH = 6, 1000
-
-
-def steps_of(number, item):
-  """Returns unrolls whose arrays contain the given `number` and `item`.
-
-  Args:
-    number: `[L, S]`, number of each step.
-    item: `[L, S]`, number of each step's unroll.
-  """
-  number, item = np.asarray(number), np.asarray(item)
-  return types.Unroll(
-    inputs=types.Inputs(
-      timestep=dm_env.TimeStep(
-        step_type=(number % 3).astype(np.uint8),
-        reward=number.astype(np.float32),
-        discount=(),  # Missing parts are allowed, and make the test faster.
-        observation={
-          "image": np.stack([number, item], -1)[..., None].astype(np.uint8),
-          "item": item.astype(np.int32),
-        },
-      ),
-      action_tm1=(),
-      exploration=(item / 4).astype(np.float32),
-    ),
-    action=number.astype(np.int32),
-    extras=(-number.astype(np.float32),),
-    version=item.astype(np.int32),
-    core_state={
-      "lstm": np.stack([number[0] + 0.5, item[0] + 0.5], -1).astype(np.float32),
-      "frames": (item[0] + 1).astype(np.uint8),
-    },
-  )
-
-
-def make_unrolls(items, length=LENGTH):
-  """Returns unrolls `[L, S]`; step t of unroll i has the number 10 i + t."""
-  item = np.broadcast_to(np.asarray(items), (length, len(items)))
-  return steps_of(10 * item + np.arange(length)[:, None], item)
+BATCH = 1000
 
 
 @pytest.mark.parametrize("kind", [replay.Uniform, replay.Prioritized])
 def test_anything_but_a_share_of_unrolls_is_refused(kind):
-  memory = kind(capacity=4, window=LENGTH)
-  share = types.Share(make_unrolls([0]), np.ones((1, 1), np.float32))
+  memory = kind(capacity=4, window=cases.LENGTH)
+  share = types.Share(cases.make_unrolls([0]), np.ones((1, 1), np.float32))
   state = memory.init(share)
   for wrong in ({"reward": 1.0}, types.Share({"reward": 1.0})):
     for call in (memory.init, functools.partial(memory.add, state)):
@@ -69,29 +31,12 @@ def test_anything_but_a_share_of_unrolls_is_refused(kind):
         call(wrong)
 
 
-def share_of(items, priorities=(), length=LENGTH):
-  return types.Share(make_unrolls(items, length), priorities)
-
-
-def expected_windows(items, starts, window):
-  """Returns the windows that begin at steps `starts` of unrolls `items`."""
-  item = np.broadcast_to(np.asarray(items), (window, len(items)))
-  number = 10 * item + starts + np.arange(window)[:, None]
-  unroll = steps_of(number, item)
-  begins = starts == 0
-  core_state = {
-    "lstm": unroll.core_state["lstm"] * begins[:, None],
-    "frames": unroll.core_state["frames"] * begins,
-  }
-  return unroll._replace(core_state=core_state)
-
-
 def drawn(sample):
   """Returns the unrolls and starts `[B]` of windows, and checks the windows."""
   items = np.asarray(sample.unroll.version[0])
   starts = np.asarray(sample.unroll.action[0]) - 10 * items
   window = len(sample.unroll.version)
-  expected = expected_windows(items, starts, window)
+  expected = cases.expected_windows(items, starts, window)
   chex.assert_trees_all_equal(sample.unroll, expected)
   types_of = functools.partial(jax.tree.map, lambda x: x.dtype)
   assert types_of(sample.unroll) == types_of(expected)
@@ -113,22 +58,24 @@ def programs(capacity=4, window=3):
 
 
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True)
-@hypothesis.given(sizes=st.sampled_from([(1, LENGTH), (3, 1)]), data=st.data())
+@hypothesis.given(
+  sizes=st.sampled_from([(1, cases.LENGTH), (3, 1)]), data=st.data()
+)
 def test_samples_all_windows_of_the_newest_unrolls_and_no_others(sizes, data):
   capacity, window = sizes
   sizes = data.draw(
     st.lists(st.integers(1, capacity), min_size=1, max_size=4), label="sizes"
   )
   init, add, sample = programs(capacity, window)
-  state = init(share_of([0]))
+  state = init(cases.share_of([0]))
   model, inserted = [], 0
   for i, size in enumerate(sizes):
     items = range(inserted, inserted + size)
-    state = add(state, share_of(items))
+    state = add(state, cases.share_of(items))
     # New unrolls replace the oldest.
     model, inserted = [*model, *items][-capacity:], inserted + size
     actual = zip(*drawn(sample(state, jax.random.key(i))), strict=True)
-    starts = range(LENGTH - window + 1)
+    starts = range(cases.LENGTH - window + 1)
     assert set(actual) == {(item, start) for item in model for start in starts}
     assert int(state.inserted) == inserted
 
@@ -137,9 +84,9 @@ def test_samples_all_windows_of_the_newest_unrolls_and_no_others(sizes, data):
 @pytest.mark.parametrize(("items", "kept"), [(3, [0, 1, 2]), (7, [3, 4, 5, 6])])
 def test_windows_are_equally_probable(keys, batch_size, items, kept):
   init, add, _ = programs()
-  state = init(share_of([0]))
+  state = init(cases.share_of([0]))
   for item in range(items):
-    state = add(state, share_of([item]))
+    state = add(state, cases.share_of([item]))
 
   @functools.partial(jax.jit, static_argnums=(2, 3))
   def firsts(state, rng_key, keys, batch_size):
@@ -154,7 +101,7 @@ def test_windows_are_equally_probable(keys, batch_size, items, kept):
     np.ravel, firsts(state, jax.random.key(7), keys, batch_size)
   )
   start = number - 10 * item
-  windows = LENGTH - 3 + 1
+  windows = cases.LENGTH - 3 + 1
   assert set(item) == set(kept)
   # Unrolls, starts and their pairs are uniform.
   place = np.searchsorted(kept, item)
@@ -175,18 +122,18 @@ def test_unrolls_that_do_not_fit_are_refused(capacity, window, size, length):
   ring = replay.Uniform(capacity, window)
   message = f"{window} .*{capacity} .*found {size} of {length}"
   with pytest.raises(types.ConfigError, match=message):
-    ring.init(share_of(range(size), length=length))
+    ring.init(cases.share_of(range(size), length=length))
 
 
 def test_unrolls_of_another_length_are_refused():
   # Without a check, an unroll of one step would be broadcast.
   ring = replay.Uniform(4, 3)
-  state = programs()[0](share_of([0]))
-  for length in (1, LENGTH + 1):
+  state = programs()[0](cases.share_of([0]))
+  for length in (1, cases.LENGTH + 1):
     with pytest.raises(
       AssertionError, match=r"expected \(6, 1, \d+\).*unrolls"
     ):
-      jax.eval_shape(ring.add, state, share_of([1], length=length))
+      jax.eval_shape(ring.add, state, cases.share_of([1], length=length))
 
 
 def test_sizes_out_of_range_are_refused():
@@ -197,7 +144,7 @@ def test_sizes_out_of_range_are_refused():
 
 def test_all_fields_of_steps_are_in_one_array():
   # Programs with many arrays wait for other threads, see `on_cpu.packing`.
-  state = jax.eval_shape(replay.Uniform(5, 3).init, share_of([3, 4]))
+  state = jax.eval_shape(replay.Uniform(5, 3).init, cases.share_of([3, 4]))
   assert len(jax.tree.leaves(state.steps)) == 1
 
 
@@ -213,7 +160,7 @@ def test_each_step_of_an_environment_starts_exactly_one_window(window):
     if not layout.finished(np.array([count]))[0]:
       continue
     number = np.arange(count - length + 1, count + 1)[:, None]
-    unroll = steps_of(number, np.full_like(number, added))
+    unroll = cases.steps_of(number, np.full_like(number, added))
     share = types.Share(unroll)
     state = add(state or init(share), share)
     added += 1

@@ -8,7 +8,7 @@ import pytest
 
 from seedx import replay, types
 from tests import conftest
-from tests.replay import replay_test
+from tests.replay import cases
 
 CAPACITY, ALPHA = 24, 0.6
 # L, T, W, S (unrolls of a share), number of environments (0: S, in order).
@@ -101,9 +101,7 @@ def share_of(name, origins):
   length, period, window, size, _ = SIZES[name]
   env, number = np.array(origins).T
   step = number * period + np.arange(length)[:, None]
-  unroll = replay_test.steps_of(
-    100 * env + step, np.broadcast_to(env, step.shape)
-  )
+  unroll = cases.steps_of(100 * env + step, np.broadcast_to(env, step.shape))
   # An agent may act on the last step again, so its action is provisional.
   unroll.action[-1] += 10_000
   priorities = np.ones((size, length - window + 1), np.float32)

@@ -7,7 +7,7 @@ import pytest
 
 from seedx.app import requests
 from seedx.app.settings import configs, experiments, wording
-from tests.repository import readme_test
+from tests.repository import documentation
 
 _AGENTS = pathlib.Path(__file__).parents[2] / "docs" / "agents"
 PAGES = {x.stem: x.read_text() for x in sorted(_AGENTS.glob("*.md"))}
@@ -49,4 +49,4 @@ def test_flags_in_the_text_exist(name):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_in_the_text_can_be_parsed(command, monkeypatch):
   _, name, *words = command.split()
-  readme_test.parse(name, words, monkeypatch)
+  documentation.parse(name, words, monkeypatch)

@@ -264,6 +264,17 @@ def test_each_folder_of_modules_is_a_package():
   assert not [x for x in folders if not (x / "__init__.py").is_file()]
 
 
+def test_no_test_module_is_imported_by_another():
+  """Modules without tests contain what other modules share."""
+  imported = {
+    (str(path.relative_to(_ROOT)), name)
+    for path in (_ROOT / "tests").rglob("*.py")
+    for name in _imports(path.read_text())
+    if re.match(r"tests\.(\w+\.)*\w+_test\b", name)
+  }
+  assert not imported
+
+
 def _hides_a_library(module, source):
   stem = module.rpartition(".")[2]
   return any(name.partition(".")[0] == stem for name in _imports(source))

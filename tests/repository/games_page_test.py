@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.repository import readme_test
+from tests.repository import documentation
 
 
 @pytest.fixture(name="my_game", scope="module")
@@ -17,7 +17,7 @@ def _my_game():
   module = python_types.ModuleType("my_game")
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(sys.modules, "my_game", module)
-    exec(readme_test.file_named("my_game.py"), vars(module))
+    exec(documentation.file_named("my_game.py"), vars(module))
     yield module
 
 

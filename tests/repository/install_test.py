@@ -1,7 +1,6 @@
 """Tests of the ways to install seedx, and of programs that run afterwards."""
 
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -13,25 +12,11 @@ import pytest
 
 from seedx.app.settings import experiments
 from tests import programs
-from tests.app import app_test
+from tests.app import cases
 
 pytestmark = pytest.mark.long
 
 SMALL = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 300"
-_KEPT = ("seedx", "experiments", "setup.py", "pyproject.toml", "README.md")
-
-
-def copied(folder):
-  """Copies the files of an installation from the repository to a folder."""
-  folder.mkdir()
-  for name in _KEPT:
-    source = programs.ROOT / name
-    if source.is_dir():
-      ignored = shutil.ignore_patterns("__pycache__")
-      shutil.copytree(source, folder / name, ignore=ignored)
-    else:
-      shutil.copy(source, folder / name)
-  return folder
 
 
 class Environment:
@@ -56,7 +41,10 @@ class Environment:
     program = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     program += ["--python", self.bin / "python", *words]
     subprocess.run(
-      list(map(str, program)), check=True, env=clean(), capture_output=True
+      list(map(str, program)),
+      check=True,
+      env=programs.clean(),
+      capture_output=True,
     )
 
   def run(self, folder, *words, status=0):
@@ -65,7 +53,7 @@ class Environment:
     done = subprocess.run(
       [self.bin / name, *words],
       cwd=folder,
-      env=clean(),
+      env=programs.clean(),
       capture_output=True,
       text=True,
       timeout=600,
@@ -74,17 +62,12 @@ class Environment:
     return done.stdout + (done.stderr if status else "")
 
 
-def clean():
-  """Returns this process's environment variables without PYTHONPATH."""
-  return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-
-
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
   """An environment without seedx, and a copy of the repository."""
   parent = tmp_path_factory.mktemp("checkout")
   environment = Environment(parent / "venv")
-  environment.home = copied(parent / "copy")
+  environment.home = programs.copied(parent / "copy")
   return environment
 
 
@@ -93,7 +76,7 @@ def editable(tmp_path_factory):
   """An environment with an editable installation, as developers use it."""
   parent = tmp_path_factory.mktemp("editable")
   environment = Environment(parent / "venv")
-  environment.home = copied(parent / "copy")
+  environment.home = programs.copied(parent / "copy")
   environment.install("--editable", environment.home)
   return environment
 
@@ -103,7 +86,7 @@ def wheel(tmp_path_factory):
   """An environment with an installed wheel, as users have it."""
   parent = tmp_path_factory.mktemp("wheel")
   environment = Environment(parent / "venv")
-  home = copied(parent / "copy")
+  home = programs.copied(parent / "copy")
   environment.pip("wheel", "--no-deps", "--wheel-dir", parent / "dist", home)
   shutil.rmtree(home)
   (environment.file,) = (parent / "dist").glob("*.whl")
@@ -210,7 +193,7 @@ def test_a_users_folder_experiments_takes_precedence(kind, tmp_path, request):
   folder = tmp_path / "experiments"
   folder.mkdir()
   for name in ("mine", "a2c"):
-    (folder / f"{name}.py").write_text(app_test.CUSTOM)
+    (folder / f"{name}.py").write_text(cases.CUSTOM)
   if kind == "checkout":
     # The user's repository has seedx as a submodule.
     (tmp_path / "seedx").symlink_to(environment.home / "seedx")

@@ -13,9 +13,9 @@ from seedx.agents import ddpg, sac
 from seedx.app.cli import command_line, programs
 from seedx.app.settings import configs, experiments
 from tests import programs as test_programs
-from tests.repository import readme_test
+from tests.repository import documentation
 
-PAGES = readme_test.PAGES
+PAGES = documentation.PAGES
 _CODE_FOLDERS = ("seedx", "experiments", "benchmarks", "examples")
 # Options of other programs, and of other libraries, where pages compare them.
 _FOREIGN = {"--gamma", "--logdir", "--no-deps", "--pid", "--signal"}
@@ -118,14 +118,7 @@ def unknown_settings(text, settings):
   return {x[1] for x in named if x} - {*settings} - {*experiments.shipped()}
 
 
-def metrics_of(text):
-  """Returns the names in the first column of a table of metrics."""
-  (table,) = re.findall(r"^\| metric \|.*?\n\n", text, re.DOTALL | re.MULTILINE)
-  cells = [row.split("|")[1] for row in table.strip().splitlines()]
-  return {*re.findall(r"`(\w+)`", " ".join(cells))}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=readme_test.name_of)
+@pytest.mark.parametrize("page", PAGES, ids=documentation.name_of)
 def test_options_and_settings_in_the_text_exist(page, options, settings):
   text = page.read_text()
   assert not unknown_options(text, options)
@@ -134,8 +127,7 @@ def test_options_and_settings_in_the_text_exist(page, options, settings):
 
 
 def test_the_metrics_of_the_page_exist():
-  text = (test_programs.ROOT / "docs" / "metrics.md").read_text()
-  assert metrics_of(text) - strings() <= _COMPLETED | _OF_GROUPS
+  assert documentation.metrics() - strings() <= _COMPLETED | _OF_GROUPS
 
 
 def test_names_that_do_not_exist_are_detected(options, settings):

@@ -11,7 +11,6 @@ import pytest
 
 import seedx
 from tests import programs
-from tests.repository import install_test
 
 EXTRAS = ("cuda12", "cuda13", "tpu", "ray", "games")
 
@@ -33,7 +32,7 @@ def test_the_version_is_the_same_everywhere():
 @pytest.mark.long
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_can_be_installed(extra, tmp_path):
-  home = install_test.copied(tmp_path / "copy")
+  home = programs.copied(tmp_path / "copy")
   words = ["install", "--dry-run", "--no-cache-dir", f".[{extra}]"]
   done = subprocess.run(
     [sys.executable, "-m", "pip", *words],
@@ -60,7 +59,7 @@ def test_the_requirements_of_an_actor_are_a_subset_without_jax():
 
 def installed_as_an_image(role, folder):
   """Installs as a Dockerfile does, in a new environment; returns its `bin`."""
-  home = install_test.copied(folder / "copy")
+  home = programs.copied(folder / "copy")
   for name in ("requirements-actor.txt", "constraints.txt"):
     shutil.copy(programs.ROOT / name, home)
   subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
@@ -73,7 +72,7 @@ def installed_as_an_image(role, folder):
     subprocess.run(
       ["sh", "-c", f"{step} -q"],
       cwd=home,
-      env=install_test.clean() | {"PATH": path, "EXTRA": ""},
+      env=programs.clean() | {"PATH": path, "EXTRA": ""},
       check=True,
     )
   return bin_folder
@@ -97,7 +96,7 @@ def test_the_images_of_learner_and_actor_train_together(learner_bin, tmp_path):
   learner = subprocess.Popen(
     [learner_bin / "seedx", *words.split(), tmp_path / "run"],
     cwd=tmp_path,
-    env=install_test.clean(),
+    env=programs.clean(),
     stderr=subprocess.PIPE,
     text=True,
   )
@@ -105,7 +104,7 @@ def test_the_images_of_learner_and_actor_train_together(learner_bin, tmp_path):
     actor = subprocess.run(
       [actor_bin / "python", "-m", "seedx.join", socket],
       cwd=tmp_path,
-      env=install_test.clean(),
+      env=programs.clean(),
       capture_output=True,
       text=True,
       timeout=600,

@@ -12,29 +12,13 @@ import sys
 
 import pytest
 
-from seedx import app
 from seedx.__main__ import _PROGRAMS
-from seedx.app.cli import command_line, programs
 from seedx.app.runs import records
 from seedx.app.settings import experiments
 from tests import with_ray
+from tests.repository import documentation
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_README = _ROOT / "README.md"
-_INDEX = _ROOT / "docs" / "index.md"
-# The README, the index, the pages in the order of the index, and the pages of
-# pipelines and agents.
-PAGES = [
-  _README,
-  _INDEX,
-  *(
-    _INDEX.parent / name
-    for name in dict.fromkeys(
-      re.findall(r"\]\((\w+\.md)\)", _INDEX.read_text())
-    )
-  ),
-  *sorted(x for x in _INDEX.parent.glob("[!_]*/*.md")),
-]
 # Options that make a command end soon, by a text that the command contains.
 _SHORT = {
   "Pong-v5": "--total-steps 2000",
@@ -66,22 +50,10 @@ def init(project, dir, config, id, resume):
 _TOOLS = ("arena", "evaluate", "export", "plot", "certificates")
 
 
-def name_of(page):
-  return str(page.relative_to(_ROOT))
-
-
-def blocks(language, pages=PAGES):
-  fence = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
-  return [code for page in pages for code in fence.findall(page.read_text())]
-
-
-def file_named(name):
-  (text,) = [x for x in blocks("python") if x.startswith(f"# {name}\n")]
-  return text
-
-
-def commands(pages=PAGES):
-  lines = [line for x in blocks("sh", pages) for line in x.splitlines()]
+def commands(pages=documentation.PAGES):
+  lines = [
+    line for x in documentation.blocks("sh", pages) for line in x.splitlines()
+  ]
   assert not [line for line in lines if line.endswith("\\")]
   installs = "pip install", "-m venv"
   return list(
@@ -117,7 +89,7 @@ def words_of(command):
 def place(tmp_path_factory):
   """Folder with the files that the pages show."""
   folder = tmp_path_factory.mktemp("newcomer")
-  for block in blocks("python"):
+  for block in documentation.blocks("python"):
     name = re.match(r"# (\w+\.py)\n", block)
     if name:
       (folder / name[1]).write_text(block)
@@ -168,32 +140,6 @@ def test_a_command_succeeds(command, place):
     assert last_line(place)["env_steps"] >= 9000
 
 
-def parse(name, words, monkeypatch):
-  """Checks that a program or experiment accepts words, without running it."""
-  parsed = []
-
-  def work(*arguments, **_):
-    parsed.append(arguments)
-    return 0
-
-  if name in experiments.shipped():
-    monkeypatch.setattr(programs, "_train", work)
-    monkeypatch.setattr(programs, "_join", work)
-    module = experiments.load_module(name)
-    if "--help" in words:
-      with pytest.raises(SystemExit):
-        app.main(module.EXPERIMENT, words, module.__name__)
-      return
-    assert app.main(module.EXPERIMENT, words, module.__name__) == 0
-  else:
-    run = command_line.run
-    monkeypatch.setattr(
-      command_line, "run", lambda _, *rest, **more: run(work, *rest, **more)
-    )
-    assert importlib.import_module(_PROGRAMS[name]).main(words) == 0
-  assert parsed
-
-
 @pytest.mark.parametrize(
   "command",
   [
@@ -209,7 +155,7 @@ def test_a_command_can_be_parsed(command, place, monkeypatch):
   _, name, *words = shlex.split(command)
   if name == "train":
     name, *words = words
-  parse(name, words, monkeypatch)
+  documentation.parse(name, words, monkeypatch)
 
 
 def test_the_page_on_tasks_names_the_current_format_of_runs():
@@ -220,7 +166,7 @@ def test_the_page_on_tasks_names_the_current_format_of_runs():
 
 @pytest.mark.long
 def test_the_exported_policy_runs_without_seedx(place):
-  text = file_named("use_policy.py")
+  text = documentation.file_named("use_policy.py")
   check = (
     "\nimport sys\nassert action.shape == (8,)\n"
     "assert not {'seedx', 'flax', 'rlax'} & set(sys.modules)\n"
@@ -232,7 +178,7 @@ def test_the_exported_policy_runs_without_seedx(place):
 @pytest.mark.long
 def test_a_learner_and_an_actor_train_with_separate_commands(place):
   """Runs the commands for several machines, but with local addresses."""
-  machines = commands([_INDEX.parent / "machines.md"])
+  machines = commands([documentation.INDEX.parent / "machines.md"])
   learner, actor = [x for x in machines if x in APART]
   if not (place / "tls").exists():
     (certificates,) = [x for x in ALONE if "certificates" in x]
@@ -269,7 +215,7 @@ def test_a_users_loss_learns(place, name, minimum):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["my_run.py", "train_ppo.py"])
 def test_a_script_trains_and_acts(place, name):
-  text = file_named(name).replace("60_000", "5_000")
+  text = documentation.file_named(name).replace("60_000", "5_000")
   done = run(place, [sys.executable, "-c", text])
   assert done.returncode == 0, done.stderr
   trained, *played = done.stdout.splitlines()
@@ -279,7 +225,9 @@ def test_a_script_trains_and_acts(place, name):
 
 
 def test_python_code_without_a_file_name_runs():
-  unnamed = [x for x in blocks("python") if not re.match(r"# \w+\.py\n", x)]
+  unnamed = [
+    x for x in documentation.blocks("python") if not re.match(r"# \w+\.py\n", x)
+  ]
   assert unnamed
   for block in unnamed:
     exec(compile(block, "a page", "exec"), {})
@@ -292,7 +240,7 @@ def anchors(page):
   return {re.sub(r"[^\w -]", "", x.lower()).replace(" ", "-") for x in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", documentation.PAGES, ids=documentation.name_of)
 def test_programs_and_experiments_in_the_text_exist(page):
   text = page.read_text()
   named = re.findall(r"`(?:\$ )?seedx ([\w.]+)(?: ([\w.]+))?", text)
@@ -308,10 +256,10 @@ def test_error_messages_link_to_sections_that_exist():
   code = "".join(x.read_text() for x in (_ROOT / "seedx").rglob("*.py"))
   linked = re.findall(r"""types\.see\(["']([\w-]+)["']\)""", code)
   assert linked and len(linked) == code.count("types.see(")
-  assert {*linked} < anchors(_INDEX.parent / "trouble.md")
+  assert {*linked} < anchors(documentation.INDEX.parent / "trouble.md")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", documentation.PAGES, ids=documentation.name_of)
 def test_targets_of_links_exist(page):
   text = page.read_text()
   links = re.findall(r"\]\(([^)\s]+)\)", text)

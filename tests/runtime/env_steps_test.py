@@ -14,7 +14,7 @@ from seedx.acting import evaluator
 from seedx.agents import base
 from seedx.envs import functional, functional_adapter
 from tests import conftest, fakes, programs, running
-from tests.pipelines import pipelines_test
+from tests.pipelines import cells
 
 compiled_once = programs.compiled_once
 
@@ -78,13 +78,11 @@ def seen(monkeypatch):
 
 
 def run(pipeline, name, length, folder):
-  kind, replayed = name.rstrip("+"), name.startswith(pipelines_test.REPLAYED)
+  kind, replayed = name.rstrip("+"), name.startswith(cells.REPLAYED)
   fields = {"learning_rate": 1.0, "learning_rate_end": 0.0}
   if replayed:
     fields |= {"epsilon_end": 0.0, "epsilon_steps": TOTAL_STEPS}
-  config = pipelines_test.config_of(
-    pipeline, kind, folder, TOTAL_STEPS, **fields
-  )
+  config = cells.config_of(pipeline, kind, folder, TOTAL_STEPS, **fields)
   env = env_of(length)
   changes = {"env": env}
   if replayed:
@@ -92,11 +90,11 @@ def run(pipeline, name, length, folder):
     kind = replay.PrioritizedConfig if prioritized else type(config.replay)
     # Gorila's workers count resets, too, until learning begins.
     min_steps = 20 if pipeline == "gorila" else MIN_STEPS
-    options = pipelines_test.REPLAY | {"replay_min_steps": min_steps}
+    options = cells.REPLAY | {"replay_min_steps": min_steps}
     changes["replay"] = kind(**options)
   config = dataclasses.replace(config, **changes)
   made = running.Own(config)
-  return pipelines_test.run_all(made, made.nodes), made
+  return cells.run_all(made), made
 
 
 # The replay is filled for a large part of the run, in which nothing is learned.
@@ -137,7 +135,7 @@ def test_schedules_and_ratios_follow_env_steps(
   else:
     counted = np.concatenate(list(seen.values()))
   assert env_steps <= np.sum(counted) <= env_steps + remote
-  replayed = name.startswith(pipelines_test.REPLAYED)
+  replayed = name.startswith(cells.REPLAYED)
   filling = made.config.plan.filling_steps
   # On average, each step is learned from once.
   assert last["learned_steps"] == pytest.approx(env_steps - filling, abs=80)

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,8 +19,8 @@ from seedx.app import training
 from seedx.learning import experience, learner
 from seedx.runtime import clocks as wall_clock
 from seedx.runtime import host_links, hosts, process, seeding
-from tests import host_updates, running
-from tests.learning import learner_test
+from tests import host_updates, programs, running
+from tests.learning import cases
 
 ROOT = pathlib.Path(__file__).parents[2]
 # The options of a small run, which lasts as long as a test needs.
@@ -252,16 +251,10 @@ class Host:
     return json.loads(lines[-1])
 
 
-def free_port():
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return probe.getsockname()[1]
-
-
 @contextlib.contextmanager
 def started(folder, experiment, *words, of_host=lambda index: []):
   """Starts a run's learner hosts, with logs in `folder`; later kills them."""
-  coordinator = f"127.0.0.1:{free_port()}"
+  coordinator = f"127.0.0.1:{programs.free_port()}"
   words = [experiment, "--hosts", "2", "--coordinator", coordinator, *words]
   words += ["--learner-devices", "0,1", "--host-index"]
   all_hosts = [
@@ -298,7 +291,7 @@ def new(folder, experiment="seed_vtrace", total_steps=10**9):
 @pytest.mark.slow
 def test_a_host_that_stays_alone_ends_with_a_message(tmp_path):
   """JAX itself would crash without a message."""
-  coordinator = f"127.0.0.1:{free_port()}"
+  coordinator = f"127.0.0.1:{programs.free_port()}"
   words = ["ppo", "--hosts", "2", "--coordinator", coordinator]
   words += ["--host-index", "1", "--meet-seconds", "2"]
   host = Host(tmp_path, 1, [*words, *new(tmp_path, "ppo")])
@@ -388,7 +381,7 @@ def test_hosts_with_different_options_are_refused(tmp_path):
 def updated(tmp_path_factory):
   """Returns a folder with the results of two hosts' updates."""
   folder = tmp_path_factory.mktemp("updates")
-  coordinator = f"127.0.0.1:{free_port()}"
+  coordinator = f"127.0.0.1:{programs.free_port()}"
   all_hosts = [
     Host(folder, i, [str(i), coordinator, str(folder)], "tests.host_updates")
     for i in range(host_updates.HOSTS)
@@ -409,13 +402,13 @@ def of_one_host(name):
   # PPO's minibatches depend on the number of cores.
   num_cores = 4 if name == "ppo" else 1
   config = learner.InboxConfig(
-    unroll_length=learner_test.LENGTH - 1,
+    unroll_length=cases.LENGTH - 1,
     learner_devices=tuple(range(num_cores)),
     micro_batches=micro_batches,
-    batch_size=learner_test.BATCH,
+    batch_size=cases.BATCH,
   )
   source = experience.Once()
-  learning = learner.Learner(make(), config, source, learner_test.KEY)
+  learning = learner.Learner(make(), config, source, cases.KEY)
   for seed in seeds:
     parts = [host_updates.part(seed, host) for host in sorted(have)]
     for batch in source(learning.shares(running.joined(parts))):

@@ -11,10 +11,12 @@ from seedx.app.runs import checkpointer
 from seedx.envs import functional
 from seedx.envs.processes import child
 from seedx.runtime import counters, seeding
-from tests import conftest, forks, programs, running
-from tests.pipelines import pipelines_test
+from tests import conftest, programs, running
+from tests.envs import worker_processes
+from tests.pipelines import cells
 
 compiled_once = programs.compiled_once
+fork_server = worker_processes.fork_server
 NUM_ENVS = 4
 AGENTS = {
   "sync": "a2c",
@@ -141,16 +143,9 @@ class Log:
     return np.array([x for row in self.ends[:rows] for x in row])
 
 
-@pytest.fixture(scope="module")
-def forking():
-  server = forks.Server()
-  yield server
-  server.close()
-
-
 def config_of(pipeline, env, tmp_path, **changes):
   name = AGENTS.get(pipeline, "a2c")
-  config = pipelines_test.config_of(pipeline, name, tmp_path)
+  config = cells.config_of(pipeline, name, tmp_path)
   return running.replaced(config, env=env, **changes)
 
 
@@ -159,15 +154,15 @@ def config_of(pipeline, env, tmp_path, **changes):
   conftest.slow_but([("sync",)], [(x,) for x in AGENTS]),
 )
 def test_a_run_counts_what_environments_log(
-  pipeline, tmp_path, forking, monkeypatch
+  pipeline, tmp_path, fork_server, monkeypatch
 ):
-  monkeypatch.setattr(child, "subprocess", forking)
+  monkeypatch.setattr(child, "subprocess", fork_server)
   log = tmp_path / "log"
   log.mkdir()
   env = envs.Config("tests.own_envs:Logged", {"log": str(log)})
   config = config_of(pipeline, env, tmp_path, **ONE[pipeline])
   run = running.Own(config)
-  last = pipelines_test.run_all(run, run.nodes)
+  last = cells.run_all(run)
   agent = config.plan.agent(config.agent, envs.spec(env))
   reported = counters.explores_least(agent.exploration(NUM_ENVS))
   logged = Log(logs_in(log), reported)

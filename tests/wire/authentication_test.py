@@ -21,7 +21,7 @@ from seedx.pipelines.gorila import saved_shards
 from seedx.runtime import process_parts
 from seedx.wire import authentication, reconnect
 from seedx.wire import serving as server_lib
-from tests.pipelines import parameter_server_test
+from tests import fakes
 
 ECHO = wire.Layout.of(np.zeros(4, np.float32), 1)
 REQUEST = (np.ones((1, 4), np.float32), ECHO, ECHO)
@@ -248,7 +248,7 @@ def test_a_foreign_certificate_of_a_parameter_server_is_reported(
   files, hasty, capfd
 ):
   """The report comes when the coordinator sends the restored state."""
-  agent = parameter_server_test.adding_agent()
+  agent = fakes.adding_agent()
   start = agent.start(np.zeros(4, np.float32), 0)
   agent = dataclasses.replace(agent, init=lambda _: start)
   ours = client_of(files["ours"])

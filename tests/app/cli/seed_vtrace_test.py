@@ -33,10 +33,7 @@ def _start(*arguments, program=("experiments.seed_vtrace",)):
 
 
 def _lines(run_dir):
-  path = run_dir / "metrics.jsonl"
-  if not path.exists():
-    return []
-  return [json.loads(line) for line in path.read_text().splitlines()]
+  return programs.lines_of(run_dir / "metrics.jsonl")
 
 
 def _wait_until(program, condition):

@@ -15,15 +15,14 @@ import pytest
 from experiments import a2c
 from seedx.app import evaluate, export, plot
 from seedx.app.studies import compare, sweep
-from tests import files_test, programs
-from tests.app.studies import sweep_test
+from tests import planted_files, programs
 
 compiled_once = programs.compiled_once
 own_signals = programs.own_signals
-started = sweep_test.started
+started = programs.started
 
 _SMALL = ("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "5")
-_KINDS = files_test.PLANTED | files_test.FILES
+_KINDS = planted_files.PLANTED | planted_files.FILES
 # Names of planted files. OWN stands for the env steps of the run's checkpoint.
 _NAMES = (
   "config.json",

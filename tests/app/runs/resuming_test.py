@@ -5,7 +5,7 @@ import pytest
 
 from experiments import a2c as a2c_experiment
 from experiments import ppo as ppo_experiment
-from seedx import app, checkpoint, metrics, types
+from seedx import app, metrics, types
 from seedx.agents import a2c
 from seedx.app.runs import checkpointer, run_folders
 from seedx.learning import learner
@@ -28,10 +28,6 @@ def small(total_steps=100):
   )
 
 
-def steps_of(run_dir):
-  return checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
-
-
 def lines_of(run_dir):
   return metrics.read_lines(run_dir / "metrics.jsonl")
 
@@ -44,7 +40,7 @@ def test_the_same_command_begins_and_continues_a_run(tmp_path, capfd):
   assert programs.main(a2c_experiment, words) == 0
   assert "has made all of its steps" in capfd.readouterr().out
   assert programs.main(a2c_experiment, [*words, "--total-steps", "200"]) == 0
-  assert steps_of(run_dir)[-1] >= 200
+  assert programs.steps_of(run_dir)[-1] >= 200
   assert lines_of(run_dir)[: len(first)] == first
   # The run is continued with the rules of a resume.
   other = ["--run-dir", str(run_dir), "--resume", "auto"]
@@ -62,7 +58,7 @@ def test_a_checkpoint_is_written_after_every_number_of_env_steps(tmp_path):
     process.acted.add(env_steps, np.full(1, np.nan), np.zeros(1))
     kept.check()
     kept.wait()
-  assert steps_of(tmp_path) == [60, 150]
+  assert programs.steps_of(tmp_path) == [60, 150]
 
 
 def test_a_run_without_a_checkpoint_begins_again(tmp_path, capfd):
@@ -86,7 +82,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path, capfd):
   run = app.train(small(), run_dir=str(tmp_path), resume="auto", quiet=True)
   assert "begins again" in capfd.readouterr().err
   assert run.run_dir == tmp_path and lines_of(tmp_path)[0] != before[0]
-  assert len(steps_of(tmp_path)) == 1
+  assert len(programs.steps_of(tmp_path)) == 1
   more = app.train(small(200), run_dir=str(tmp_path), resume="auto", quiet=True)
   assert more.metrics["env_steps"] >= 200
 

@@ -36,8 +36,7 @@ def run(program, run_dir, *arguments):
   words = [*_SMALL[program].split(), "--run-dir", str(run_dir), *arguments]
   words = ["--total-steps", "400", "--hidden-sizes", "8", *words]
   assert programs.main(program, words) == 0
-  text = (run_dir / "metrics.jsonl").read_text()
-  return [json.loads(line) for line in text.splitlines()]
+  return programs.lines_of(run_dir / "metrics.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from seedx import metrics
 from seedx.app import plot
 from seedx.app.runs import records
 from seedx.app.studies import compare, pool, trials
+from tests.app import cases
 
 A2C = "a2c --num-envs 4 --unroll-length 5 --hidden-sizes 8"
 MEASURED = {
@@ -25,13 +26,6 @@ MEASURED = {
 
 def trial(words):
   return trials.Trial("a/0", words.split(), label=words)
-
-
-def lines_of(steps, returns, **more):
-  return [
-    {"env_steps": x, "wall_seconds": x / 10, "episode_return": y, **more}
-    for x, y in zip(steps, returns, strict=True)
-  ]
 
 
 @pytest.mark.slow
@@ -66,7 +60,7 @@ def test_the_figure_has_all_runs_and_the_table_medians_over_seeds(
     measured = MEASURED | {"policy_lag": seed, "steps_per_second": 10**seed}
     measured["info_won"] = seed / 8
     returns = [None, 10.0, last_returns[trial.label][seed]]
-    lines = lines_of([0, 1000, 2000], returns, **measured)
+    lines = cases.lines_of([0, 1000, 2000], returns, **measured)
     return trials.Result(trial, lines, cpu_seconds=9 - seed)
 
   def results(self, planned, ends):
@@ -104,7 +98,9 @@ def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
     return ""
 
   def read(trial, study, **_):
-    return trials.Result(trial, lines_of([0, 10], [None, 5.0], **MEASURED))
+    return trials.Result(
+      trial, cases.lines_of([0, 10], [None, 5.0], **MEASURED)
+    )
 
   monkeypatch.setattr(pool.Pool, "_train", train)
   monkeypatch.setattr(trials.Result, "read", staticmethod(read))

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 
 import psutil
@@ -20,6 +18,7 @@ from seedx.launch import ray_cluster
 from tests import programs, running, with_ray
 
 compiled_once = programs.compiled_once
+started = programs.started
 
 SEARCH = "learning_rate=log:1e-4..1e-2,entropy_cost=0.001|0.01"
 
@@ -195,33 +194,6 @@ def test_a_failed_run_of_the_best_trial_is_left_out_of_its_mean(
   assert best.startswith("best: learning_rate=0.1: mean return 4.0")
   assert failure == "best: learning_rate=0.1: best/2 failed: no memory"
   assert (tmp_path / "sweep.png").stat().st_size > 1000
-
-
-@pytest.fixture
-def started(tmp_path):
-  """Yields a function that starts sweeps as programs; kills them at the end."""
-  pytest.importorskip("optuna")
-  begun = []
-
-  def start(*words):
-    program = [sys.executable, "-m", "seedx", "sweep", *words]
-    path = os.pathsep.join([str(tmp_path), str(programs.ROOT)])
-    begun.append(
-      subprocess.Popen(
-        [*program, "--run-dir", str(tmp_path / "run")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path, **with_ray.AS_OTHERS},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-      )
-    )
-    return begun[-1]
-
-  yield start
-  for program in begun:
-    program.kill()
-    program.wait()
 
 
 def rows(table):
