@@ -4,6 +4,7 @@
   seedx evaluate RUN_DIR [options]   plays whole episodes with a trained agent
   seedx plot RUN_DIR ... [options]   draws learning curves of runs
   seedx export RUN_DIR [options]     writes a policy for use without seedx
+  seedx record RUN_DIR [options]     records episodes to learn from later
   seedx arena RUN_DIR ... [options]  lets runs play a game against each other
   seedx compare [options]            runs experiments one after the other
   seedx sweep EXPERIMENT [options]   searches for settings of an experiment
@@ -25,6 +26,7 @@ _PROGRAMS = {
   "evaluate": "seedx.app.evaluate",
   "plot": "seedx.app.plot",
   "export": "seedx.app.export",
+  "record": "seedx.app.record",
   "arena": "seedx.app.arena.main",
   "compare": "seedx.app.studies.compare",
   "sweep": "seedx.app.studies.sweep",

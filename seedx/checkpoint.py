@@ -199,26 +199,7 @@ class Checkpoints:
         f"{where} was written by an older version of seedx in another format;"
         " use that version, or train again"
       )
-    try:
-      with folder.open(name) as file:
-        columns = _read_index(file)
-        if shapes is not None:  # Checked before memory is allocated.
-          like(columns, shapes, f"{name!r} of {where}")
-        size = sum(x.num_bytes for x in columns.values())
-        if size > max_bytes:
-          raise Damaged(
-            f"expected at most {max_bytes:,.0f} bytes of arrays, found {size:,}"
-          )
-        arrays = _arrays(np.fromfile(file, np.uint8), columns)
-    except OSError as error:
-      raise Damaged(
-        f"{name!r} in {where} cannot be read ({error.strerror})"
-      ) from error
-    except Damaged as error:
-      raise Damaged(f"{name!r} in {where} is damaged: {error}") from error
-    if shapes is None:
-      return arrays
-    return like(arrays, shapes, f"{name!r} of {where}")
+    return read(folder, name, shapes, max_bytes, where)
 
   def set_aside(self, env_steps: int) -> str:
     """Renames a damaged checkpoint, so that it no longer counts as one.
@@ -278,6 +259,54 @@ class Checkpoints:
       lambda x: _is_current(x) or (is_unfinished and {*x.names()} <= {_SCORE}),
     ):
       self.directory.remove_folder(f"{step}{suffix}")
+
+
+def read(
+  folder: files.Folder,
+  name: str,
+  shapes: types.Tree | None = None,
+  max_bytes: float = math.inf,
+  where: str = "",
+) -> types.Tree:
+  """Reads an item's file, as `Checkpoints.restore` does.
+
+  In messages, `where` describes the directory; if empty, its path does.
+  """
+  where = where or repr(str(folder))
+  try:
+    with folder.open(name) as file:
+      columns = _read_index(file)
+      if shapes is not None:  # Checked before memory is allocated.
+        like(columns, shapes, f"{name!r} of {where}")
+      size = sum(x.num_bytes for x in columns.values())
+      if size > max_bytes:
+        raise Damaged(
+          f"expected at most {max_bytes:,.0f} bytes of arrays, found {size:,}"
+        )
+      arrays = _arrays(np.fromfile(file, np.uint8), columns)
+  except OSError as error:
+    raise Damaged(
+      f"{name!r} in {where} cannot be read ({error.strerror})"
+    ) from error
+  except Damaged as error:
+    raise Damaged(f"{name!r} in {where} is damaged: {error}") from error
+  if shapes is None:
+    return arrays
+  return like(arrays, shapes, f"{name!r} of {where}")
+
+
+def checksum(folder: files.Folder, name: str) -> int:
+  """Returns the checksum of an item's index, which has those of its arrays.
+
+  Raises:
+    Damaged: the file cannot be read, or has another form.
+  """
+  try:
+    with folder.open(name) as file:
+      index = json.dumps({k: str(x) for k, x in _read_index(file).items()})
+  except (OSError, Damaged) as error:
+    raise Damaged(f"{name!r} in {str(folder)!r} is damaged: {error}") from error
+  return zlib.crc32(index.encode())
 
 
 def to_bytes(nest: types.Tree) -> bytes:
@@ -407,12 +436,7 @@ def _read_index(file: IO[bytes]) -> dict[str, _Column]:
 def _column(entry: Any) -> tuple[str, _Column]:
   """Parses an index entry; TypeError or ValueError if it is not valid."""
   name, dtype, shape, checksum = entry
-  # NumPy evaluates some dtype names as expressions, so only words are accepted.
-  if not isinstance(dtype, str) or not re.fullmatch(r"[a-z]+[a-z0-9_]*", dtype):
-    raise ValueError(f"expected a dtype, found {dtype!r:.80}")
-  kind = jnp.dtype(dtype)
-  if kind.hasobject or not kind.itemsize:
-    raise ValueError(f"expected a dtype of numbers, found {dtype!r:.80}")
+  kind = dtype_of(dtype)
   if not all(type(x) is int and 0 <= x < _MAX_SIZE for x in shape):
     raise ValueError(f"expected a shape, found {shape!r:.80}")
   if not isinstance(name, str):
@@ -421,6 +445,17 @@ def _column(entry: Any) -> tuple[str, _Column]:
   if column.num_bytes >= _MAX_SIZE:
     raise ValueError("an array is too large")
   return name, column
+
+
+def dtype_of(name: Any) -> np.dtype:
+  """Returns the dtype of a name from a file; ValueError if it is not valid."""
+  # NumPy evaluates some dtype names as expressions, so only words are accepted.
+  if not isinstance(name, str) or not re.fullmatch(r"[a-z]+[a-z0-9_]*", name):
+    raise ValueError(f"expected a dtype, found {name!r:.80}")
+  dtype = jnp.dtype(name)
+  if dtype.hasobject or not dtype.itemsize:
+    raise ValueError(f"expected a dtype of numbers, found {name!r:.80}")
+  return dtype
 
 
 def _padded(size: int) -> int:

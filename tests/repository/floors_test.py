@@ -30,7 +30,7 @@ _FLOORS = (
     "seedx.metrics",
     "seedx.checkpoint",
   ),
-  ("seedx.agents",),
+  ("seedx.agents", "seedx.recordings"),
   (
     "seedx.runtime",
     "seedx.launch",
