@@ -11,6 +11,9 @@ import numpy as np
 
 from seedx import sharding, types
 
+# The version of `types.Unroll` at steps that no parameters of the run took.
+UNKNOWN_VERSION = -1
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +178,8 @@ class Needs:
   ) -> tuple[jax.Array, jax.Array] | None:
     """Returns the policy lag of one core's batch.
 
-    The learner's parameters have the `version`, `[]` int32.
+    The learner's parameters have the `version`, `[]` int32. Resets and steps of
+    an `UNKNOWN_VERSION` do not count.
 
     Returns:
       The lag in updates, summed over env steps, and the number of these steps,
@@ -183,7 +187,8 @@ class Needs:
     """
     unroll = batch if self.window is None else batch.unroll
     first = unroll.inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
-    weight = 1.0 - first.astype(jnp.float32)
+    counts = ~first & (unroll.version[:-1] != UNKNOWN_VERSION)
+    weight = counts.astype(jnp.float32)
     lag = (version - unroll.version[:-1]).astype(jnp.float32)
     return jnp.sum(lag * weight), jnp.sum(weight)
 

@@ -21,10 +21,10 @@ from seedx.app.runs import (
   foreign_code,
   records,
   saved_agents,
-  spaces,
 )
 from seedx.app.settings import configs, experiments, opponents
 from seedx.envs import actions as actions_lib
+from seedx.envs import spaces
 from seedx.runtime import process
 
 

@@ -8,7 +8,7 @@ import jax
 from seedx import replay as replay_lib
 from seedx import types
 from seedx.agents import base
-from seedx.learning import experience, replay_source
+from seedx.learning import demonstrations, experience, replay_source
 from seedx.runtime import counters
 
 
@@ -124,22 +124,32 @@ class Plan:
     cores: int,
     spec: types.EnvironmentSpec | None = None,
   ) -> replay_source.CoreReplay:
-    """Makes the replay of one of this process's `cores` learner cores."""
+    """Makes the replay of one of this process's `cores` learner cores.
+
+    Raises:
+      types.ConfigError: the agent cannot learn from the demonstrations.
+    """
     needs, of_run = agent.needs, self.replay
     assert of_run is not None and needs.window is not None
     of_process = of_run.divided(self.processes)
     capacity = max(
       1, of_process.replay_capacity // (self.unroll_length * cores)
     )
-    memory = of_process.make(
+    memory: replay_lib.Replay = of_process.make(
       window=needs.window,
       capacity=capacity,
       # None where an environment's next unroll may go to another core.
       period=None if self.num_envs and cores > 1 else self.unroll_length,
       streams=self.num_envs // self.processes,
-      agent=agent,
-      spec=spec,
     )
+    if of_run.demonstrations:
+      assert spec is not None
+      memory = replay_lib.Mixed.of(
+        memory,
+        demonstrations.unroll_of(of_run.demonstrations, agent, spec),
+        of_run.demonstration_ratio,
+        of_run.demonstration_ratio_rise,
+      )
     return replay_source.CoreReplay(
       memory,
       needs,
@@ -195,6 +205,13 @@ class Plan:
       )
 
   def _check_replay(self, replay: replay_lib.Config) -> None:
+    ratios = replay.demonstration_ratio, replay.demonstration_ratio_rise
+    if bool(replay.demonstrations) != any(ratios):
+      raise types.ConfigError(
+        "expected demonstrations and a demonstration_ratio, such as 0.0625,"
+        f" found one without the other: {replay.demonstrations!r} and"
+        f" {replay.demonstration_ratio:g}"
+      )
     if replay.replay_batch_size % self.parts:
       raise types.ConfigError(
         f"expected a replay_batch_size that is a multiple of {self.parts}"

@@ -1,12 +1,14 @@
 """Experience replay: pure functions over arrays on a device."""
 
 from seedx.replay.config import Config, PrioritizedConfig, Replay
+from seedx.replay.mixed import Mixed
 from seedx.replay.prioritized import Prioritized, PrioritizedState, Windows
 from seedx.replay.ratios import Ratio
 from seedx.replay.uniform import State, Uniform
 
 __all__ = [
   "Config",
+  "Mixed",
   "Prioritized",
   "PrioritizedConfig",
   "PrioritizedState",

@@ -44,11 +44,14 @@ class Replay(Protocol):
   def measure(self, state: Any) -> dict[str, jax.Array]:
     """Returns counts `[]` by name, to be summed over cores."""
 
+  def recorded(self) -> types.Tree:
+    """Returns what a state has beside what is kept, for `with_kept`."""
+
   def kept(self, state: Any) -> types.Tree:
     """Returns what a checkpoint stores of a state, not recorded experience."""
 
   def with_kept(self, state: Any, kept: Any) -> types.Tree:
-    """Returns an initial state with what a checkpoint has stored."""
+    """Returns a state with what is `kept`; the rest is that of `state`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,11 @@ class Config:
       sequences).
     replay_ratio: average number of times that each env step is learned from. A
       transition counts as one, R2D2's sequence as several, a reset as none.
+    demonstrations: directory of a recording to learn from, too, see `seedx
+      record`; none if empty.
+    demonstration_ratio: probability that a window is from the demonstrations.
+    demonstration_ratio_rise: linear change of this probability over the run,
+      such as -0.0625, down to 0.
   """
 
   # Whether unrolls have priorities, which updates replace.
@@ -71,6 +79,9 @@ class Config:
   replay_min_steps: int = 2_000
   replay_batch_size: int = types.setting(128, low=1, high=2**31 - 1)
   replay_ratio: float = types.setting(4.0, low=1e-6, high=1e6)
+  demonstrations: str = ""
+  demonstration_ratio: float = types.setting(0.0, low=0.0, high=1.0)
+  demonstration_ratio_rise: float = types.setting(0.0, low=-1.0, high=1.0)
 
   def __post_init__(self) -> None:
     types.check_settings(self)
@@ -84,8 +95,6 @@ class Config:
     capacity: int,
     period: int | None,
     streams: int,
-    agent: Any = None,
-    spec: types.EnvironmentSpec | None = None,
   ) -> Replay:
     """Makes the replay of a core.
 
@@ -96,11 +105,7 @@ class Config:
         next unroll may be in another replay.
       streams: number of environments whose unrolls arrive in any order; 0 if
         each share has one unroll of each environment, in the same order.
-      agent: the agent, an `agents.base.Agent`; with the `spec`, it determines
-        the unrolls of experience that was recorded before the run.
-      spec: the environment's observations and actions.
     """
-    del agent, spec  # All unrolls come from acting.
     return uniform.Uniform(capacity, window, period, streams)
 
   def ratio(self, learned_steps: int) -> ratios.Ratio:
@@ -153,11 +158,8 @@ class PrioritizedConfig(Config):
     capacity: int,
     period: int | None,
     streams: int,
-    agent: Any = None,
-    spec: types.EnvironmentSpec | None = None,
   ) -> Replay:
     """Makes the replay of a core, see `Config.make`."""
-    del agent, spec
     return prioritized.Prioritized(
       capacity,
       window,

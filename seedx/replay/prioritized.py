@@ -184,6 +184,10 @@ class Prioritized:
     """Returns the number of priorities that were replaced by 0, see `add`."""
     return {"priorities_clamped": state.clamped}
 
+  def recorded(self) -> tuple[()]:
+    """Returns nothing: all experience is new."""
+    return ()
+
   def kept(self, state: PrioritizedState) -> PrioritizedState:
     """Returns the whole state."""
     return state

@@ -164,6 +164,10 @@ class Uniform:
     del state
     return {}
 
+  def recorded(self) -> tuple[()]:
+    """Returns nothing: all experience is new."""
+    return ()
+
   def kept(self, state: State) -> State:
     """Returns the whole state."""
     return state

@@ -11,8 +11,8 @@ from typing import Any
 
 from seedx import envs, files, metrics, signals, types
 from seedx.acting import evaluator
-from seedx.app.runs import run_folders, spaces, statistics
-from seedx.envs import rendering
+from seedx.app.runs import run_folders, statistics
+from seedx.envs import rendering, spaces
 from seedx.runtime import process, seeding
 
 # Seconds to wait for a cancelled evaluation.

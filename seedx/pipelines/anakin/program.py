@@ -159,18 +159,9 @@ class Program:
       cores = len(learner.cores())
       self._replay = plan.replay_of_core(self.agent, cores, self._spec)
 
-  def kept(self, state: State) -> State:
-    """Returns what a checkpoint stores of a state."""
-    if self._replay is None:
-      return state
-    return state._replace(replay=self._replay.replay.kept(state.replay))
-
-  def with_kept(self, state: State, kept: State) -> State:
-    """Returns a state with what a checkpoint has stored."""
-    if self._replay is None:
-      return kept
-    replay = self._replay.replay.with_kept(state.replay, kept.replay)
-    return kept._replace(replay=replay)
+  def recorded(self) -> types.Tree:
+    """Returns experience from before the run, which all seeds share."""
+    return () if self._replay is None else self._replay.replay.recorded()
 
   def init(self, agent: base.AgentState, keys: Keys) -> tuple[State, jax.Array]:
     """Returns the state of the training before its first rollout.
@@ -208,12 +199,17 @@ class Program:
 
     shapes = jax.eval_shape(share, state, keys)
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    replay = self._replay.init(empty)
+    replay = self._replay.replay.kept(self._replay.init(empty))
     replay = jax.tree.map(lambda x: x[None], replay)
     return state._replace(replay=replay), faults
 
   def advance(
-    self, state: State, keys: Keys, clock: Clock, due: jax.Array
+    self,
+    state: State,
+    keys: Keys,
+    clock: Clock,
+    recorded: types.Tree,
+    due: jax.Array,
   ) -> tuple[State, Output]:
     """Makes a rollout and one update; with a replay, `due` updates.
 
@@ -227,7 +223,7 @@ class Program:
       learned = output.metrics, output.weight, skipped.astype(jnp.int32)
       state = state._replace(agent=agent)
     else:
-      state, learned = self._replayed(state, keys, clock, due, unroll)
+      state, learned = self._replayed(state, keys, clock, recorded, due, unroll)
     return state, Output(
       *learned,
       episode_return=steps.episode_return,
@@ -363,6 +359,7 @@ class Program:
     state: State,
     keys: Keys,
     clock: Clock,
+    recorded: types.Tree,
     due: jax.Array,
     unroll: types.Unroll,
   ) -> tuple[State, Any]:
@@ -371,17 +368,22 @@ class Program:
     assert core_replay is not None
     core = jax.lax.axis_index(sharding.CORES)
     key = jax.random.fold_in(keys.replay, core)
-    replay = jax.tree.map(lambda x: x[0], state.replay)
+    memory = core_replay.replay
+    replay = memory.with_kept(
+      recorded, jax.tree.map(lambda x: x[0], state.replay)
+    )
     replay = core_replay.add(replay, self._share(state, clock, unroll))
+    replay = memory.kept(replay)
 
     def update(index: jax.Array, carry: Any) -> Any:
       agent, replay, (_, weight, skipped) = carry
       version = clock.version + index
-      sample, windows = core_replay.draw(replay, key, version, agent.clock)
+      whole = memory.with_kept(recorded, replay)
+      sample, windows = core_replay.draw(whole, key, version, agent.clock)
       agent, output, skip = self._update(agent, keys, version, sample)
-      replay = core_replay.replay.update(replay, windows, output.priorities)
+      whole = memory.update(whole, windows, output.priorities)
       learned = output.metrics, weight + output.weight, skipped + skip
-      return agent, replay, learned
+      return agent, memory.kept(whole), learned
 
     sums = jnp.float32(0), jnp.int32(0)
     _, _, (shapes, _, _) = jax.eval_shape(

@@ -143,10 +143,11 @@ class Training:
     self._state: State = self._started(agent)
     self._advance = self._per_core(
       self._scan,
-      (self._state_specs, self._key_specs, PartitionSpec(), PartitionSpec()),
+      (self._state_specs, self._key_specs, *[PartitionSpec()] * 3),
       (self._state_specs, self._output_specs),
       donate_argnums=0,
     )
+    self._recorded = self._put(self._one.recorded(), PartitionSpec())
     self._clock = Clock(np.int32(self._one.past), np.int32(0))
     self._acting = jax.jit(self._one.agent.acting)
     # Held while the state is donated.
@@ -178,7 +179,7 @@ class Training:
     due = self._take_due()
     with self._changing:
       self._state, output = self._advance(
-        self._state, self._keys, self._clock, due
+        self._state, self._keys, self._clock, self._recorded, due
       )
       rollouts, updated = len(due), int(np.sum(due))
       self._clock = Clock(
@@ -232,7 +233,7 @@ class Training:
   def saved(self) -> process_parts.PartState:
     """Returns the state to save, with the replay; any thread may call it."""
     with self._changing:
-      state = jax.tree.map(jnp.copy, self._one.kept(self._state))
+      state = jax.tree.map(jnp.copy, self._state)
       counts = {
         "acting": state._replace(agent=()),
         "clock": Clock(*map(np.int64, self._clock)),
@@ -248,8 +249,7 @@ class Training:
   def restore(self, saved: process_parts.PartState) -> None:
     """Continues from a saved state."""
     agent, counts = saved
-    acting = counts["acting"]._replace(agent=agent)
-    state = self._one.with_kept(self._state, acting)
+    state = counts["acting"]._replace(agent=agent)
     # Copies, because the program donates its arguments.
     state = jax.tree.map(jnp.array, state)
     self._state = self._put(state, self._state_specs)
@@ -293,7 +293,12 @@ class Training:
     )
 
   def _scan(
-    self, state: State, keys: Keys, clock: Clock, due: jax.Array
+    self,
+    state: State,
+    keys: Keys,
+    clock: Clock,
+    recorded: types.Tree,
+    due: jax.Array,
   ) -> tuple[State, Output]:
     """Advances one training on one core by a rollout per entry of `due`."""
 
@@ -301,7 +306,7 @@ class Training:
       carry: tuple[State, Clock], due: jax.Array
     ) -> tuple[tuple[State, Clock], Output]:
       state, clock = carry
-      state, output = self._one.advance(state, keys, clock, due)
+      state, output = self._one.advance(state, keys, clock, recorded, due)
       clock = Clock(clock.time + self._one.period, clock.version + due)
       return (state, clock), output
 

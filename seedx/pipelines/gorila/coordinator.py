@@ -58,6 +58,11 @@ class Config(process.ServerConfig):
         "expected a uniform replay (replay.Config), because workers compute no"
         f" priorities; found {self.replay}"
       )
+    if self.replay.demonstrations:
+      raise types.ConfigError(
+        "expected no demonstrations, which Gorila's workers do not learn from;"
+        " use sync, seed, apex or anakin"
+      )
 
   @property
   def plan(self) -> plans.Plan:

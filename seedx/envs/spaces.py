@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from seedx import checkpoint, types
+from seedx import trees, types
 
 
 def check_same(
@@ -20,14 +20,23 @@ def check_same(
   Raises:
     types.ConfigError: observations or actions differ.
   """
-  old, new = _spaces(trained), _spaces(other)
-  for name in {**old, **new}:
-    if old.get(name) != new.get(name):
-      raise types.ConfigError(
-        f"expected an environment whose {name} is {old.get(name, 'missing')},"
-        f" as in training, found {new.get(name, 'none')} in {env}; choose one"
-        " with the same observations and actions"
-      )
+  for name, old, new in differences(trained, other):
+    raise types.ConfigError(
+      f"expected an environment whose {name} is {old}, as in training, found"
+      f" {new} in {env}; choose one with the same observations and actions"
+    )
+
+
+def differences(
+  spec: types.EnvironmentSpec, other: types.EnvironmentSpec
+) -> list[tuple[str, str, str]]:
+  """Returns the parts that differ: name, and both specs' values in words."""
+  old, new = _spaces(spec), _spaces(other)
+  return [
+    (name, old.get(name, "missing"), new.get(name, "none"))
+    for name in {**old, **new}
+    if old.get(name) != new.get(name)
+  ]
 
 
 def _spaces(spec: types.EnvironmentSpec) -> dict[str, str]:
@@ -41,7 +50,7 @@ def _spaces(spec: types.EnvironmentSpec) -> dict[str, str]:
     return " ".join(words)
 
   spaces = {}
-  for path, leaf in checkpoint.named(spec.observation):
+  for path, leaf in trees.named_leaves(spec.observation):
     # The bounds of floats have no effect; those of integers are sizes.
     whole = np.issubdtype(leaf.dtype, np.integer)
     name = f"observation {path!r}" if path else "observation"
