@@ -1,166 +1,122 @@
-"""A user's replay: a mix of demonstrations and new experience, as in R2D3.
-
-Paine et al. 2019, https://arxiv.org/abs/1909.01387, section 3.
-"""
-
-import dataclasses
-import re
-from typing import Any, NamedTuple
+"""A replay of new experience and of demonstrations."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedx import replay, types
+from seedx import replay
 from seedx.replay import sum_tree
-from tests import running
-from tests.pipelines import cells
 from tests.replay import cases
 
 WINDOW = 3
-WINDOWS = cases.LENGTH - WINDOW + 1
+NEW_WINDOWS = cases.LENGTH - WINDOW + 1
+# The only unroll of the demonstrations, and its length.
+DEMONSTRATION, TOTAL = 9, 12
+RATIO = 0.0625
 
 
-class State(NamedTuple):
-  new: Any
-  old: Any
+def demonstrations(has_priorities=True):
+  windows = np.ones((1, TOTAL - WINDOW + 1), np.float32)
+  share = cases.share_of([DEMONSTRATION], windows, TOTAL)
+  return share if has_priorities else share._replace(priorities=())
 
 
-@dataclasses.dataclass(frozen=True)
-class Mixed:
-  """Two replays; a window is a demonstration with the given probability."""
-
-  new: replay.Replay
-  old: replay.Replay
-  probability: float
-  demonstrations: Any
-
-  def init(self, example):
-    old = self.old.init(example)
-    return State(
-      self.new.init(example), self.old.add(old, self.demonstrations(example))
-    )
-
-  def add(self, state, share):
-    return state._replace(new=self.new.add(state.new, share))
-
-  def sample(self, state, rng_key, size, done):
-    choice_key, *keys = jax.random.split(rng_key, 3)
-    is_old = jax.random.uniform(choice_key, (size,)) < self.probability
-    pairs = zip((self.new, self.old), state, keys, strict=True)
-    (new, new_windows), (old, old_windows) = (
-      each.sample(part, key, size, done) for each, part, key in pairs
-    )
-
-    def choose(axis):
-      def where_old(a, b):
-        shape = [1] * a.ndim
-        shape[axis] = size
-        return jnp.where(is_old.reshape(shape), b, a)
-
-      return where_old
-
-    unrolls = [x.unroll._replace(core_state=()) for x in (new, old)]
-    states = [x.unroll.core_state for x in (new, old)]
-    unroll = jax.tree.map(choose(1), *unrolls)._replace(
-      core_state=jax.tree.map(choose(0), *states)
-    )
-    weight = choose(0)(new.importance_weight, old.importance_weight)
-    nowhere = sum_tree.NOWHERE
-    windows = (
-      new_windows._replace(leaf=jnp.where(is_old, nowhere, new_windows.leaf)),
-      old_windows._replace(leaf=jnp.where(is_old, old_windows.leaf, nowhere)),
-    )
-    return types.Sample(unroll, weight), windows
-
-  def update(self, state, windows, priorities):
-    parts = zip((self.new, self.old), state, windows, strict=True)
-    return State(*(each.update(x, y, priorities) for each, x, y in parts))
-
-  def measure(self, state):
-    return {"demonstrations": state.old.ring.inserted}
-
-  def kept(self, state):
-    return state.new
-
-  def with_kept(self, state, kept):
-    return state._replace(new=kept)
-
-
-@dataclasses.dataclass(frozen=True)
-class Config(replay.PrioritizedConfig):
-  probability: float = 0.25
-
-  def make(self, **sizes):
-    prioritized = super().make(**sizes)
-    return Mixed(prioritized, prioritized, self.probability, without_resets)
-
-
-def marked(example):
-  """Returns demonstrations, marked by a version that no update has."""
-  version = example.data.version
-  data = example.data._replace(version=jnp.full_like(version, 10**6))
-  return types.Share(data, jnp.ones(example.priorities.shape, jnp.float32))
-
-
-def without_resets(example):
-  """Returns `marked` demonstrations, without the resets of the example."""
-  share = marked(example)
-  inputs = share.data.inputs
-  step_type = jnp.ones_like(inputs.timestep.step_type)
-  inputs = inputs._replace(
-    timestep=inputs.timestep._replace(step_type=step_type)
+def mixed(kind=replay.Prioritized, ratio=RATIO, rise=0.0):
+  """Returns a mixed replay, and its state with four unrolls."""
+  has_priorities = kind is replay.Prioritized
+  memory = replay.Mixed.of(
+    kind(8, WINDOW), demonstrations(has_priorities), ratio, rise
   )
-  return share._replace(data=share.data._replace(inputs=inputs))
+  priorities = np.ones((4, NEW_WINDOWS), np.float32) if has_priorities else ()
+  share = cases.share_of(range(4), priorities)
+  state = jax.jit(memory.add)(jax.jit(memory.init)(share), share)
+  return memory, state
 
 
-def test_windows_are_mixed_and_each_replay_gets_its_own_priorities():
-  prioritized = replay.Prioritized(8, WINDOW)
-  mixed = Mixed(prioritized, prioritized, 0.25, marked)
-  share = cases.share_of(range(4), np.ones((4, WINDOWS), np.float32))
-  state = jax.jit(mixed.add)(jax.jit(mixed.init)(share), share)
-  sample = jax.jit(mixed.sample, static_argnums=2)
-  drawn, windows = sample(state, jax.random.key(0), 4000, 0.0)
-  is_old = np.asarray(drawn.unroll.version[0]) == 10**6
-  assert np.mean(is_old) == pytest.approx(0.25, abs=0.03)
-  after = jax.jit(mixed.update)(state, windows, jnp.full(4000, 100.0))
-  for index, (before, now) in enumerate(zip(state, after, strict=True)):
-    changed = np.flatnonzero(np.asarray(before.tree[0] != now.tree[0]))
-    leaf = np.asarray(windows[index].leaf)
-    leaf = leaf[leaf != sum_tree.NOWHERE]
-    assert len(leaf) == np.sum(is_old == index)
-    np.testing.assert_array_equal(changed, np.unique(leaf))
+def draw(memory, state, size, done=0.0, seed=0):
+  sample = jax.jit(memory.sample, static_argnums=2)
+  return sample(state, jax.random.key(seed), size, done)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pipeline", ["sync", "anakin"])
-def test_a_pipeline_learns_from_a_mixed_replay_given_only_its_config(
-  pipeline, tmp_path
-):
-  config = cells.config_of(pipeline, "dqn", tmp_path, 1_000)
-  mixed = Config(**cells.REPLAY, probability=0.5)
-  config = dataclasses.replace(config, replay=mixed)
-  run = running.Own(config)
-  last = cells.run_all(run)
-  assert last["learner_steps"] > 10
-  # A demonstration's version is 10^6, so each demonstration in a batch of 8
-  # lowers the mean policy lag by 10^6 / 8.
-  lags = [x.get("policy_lag") for x in run.sink.lines]
-  counts = [round(-8 * lag / 10**6) for lag in lags if lag is not None]
-  assert set(counts) <= set(range(9))
-  assert 0 < np.mean(counts) < 8
+@pytest.mark.parametrize("kind", [replay.Prioritized, replay.Uniform])
+def test_the_share_of_demonstrations_is_the_ratio(kind):
+  size = 100_000
+  drawn, _ = draw(*mixed(kind), size)
+  item = np.asarray(drawn.unroll.version)
+  assert (item == item[0]).all()  # Each window is from one replay.
+  share = np.mean(item[0] == DEMONSTRATION)
+  assert abs(share - RATIO) < 3 * np.sqrt(RATIO * (1 - RATIO) / size)
+  # All windows of both replays are drawn, with all of their steps.
+  number = np.asarray(drawn.unroll.action)
+  assert (np.diff(number, axis=0) == 1).all()
+  starts = [10 * i + k for i in range(4) for k in range(NEW_WINDOWS)]
+  starts += [90 + k for k in range(TOTAL - WINDOW + 1)]
+  assert {*number[0].tolist()} == {*starts}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pipeline", ["sync", "anakin"])
-def test_a_checkpoint_has_the_new_experience_only(pipeline, tmp_path):
-  config = cells.config_of(pipeline, "dqn", tmp_path, 1_000)
-  mixed = Config(**cells.REPLAY, probability=0.5)
-  run = running.Own(dataclasses.replace(config, replay=mixed))
-  cells.run_all(run)
-  made = run.process
-  kept = made.replay.saved()() if made.replay else made.parts["agent"].saved()
-  names = {jax.tree_util.keystr(x) for x, _ in jax.tree.leaves_with_path(kept)}
-  assert any("inserted" in name for name in names)
-  assert not any(re.search(r"\.old\b", name) for name in names)
+@pytest.mark.parametrize(
+  ("ratio", "rise", "done", "expected"),
+  [(0.5, -0.5, 0.5, 0.25), (0.5, -0.5, 1.0, 0.0), (0.5, 1.0, 1.0, 1.0)],
+)
+def test_the_ratio_changes_over_the_run(ratio, rise, done, expected):
+  drawn, _ = draw(*mixed(ratio=ratio, rise=rise), 4000, done)
+  share = np.mean(np.asarray(drawn.unroll.version[0]) == DEMONSTRATION)
+  assert share == pytest.approx(expected, abs=0.03)
+
+
+def test_new_priorities_return_to_the_replay_of_their_window():
+  memory, state = mixed(ratio=0.25)
+  drawn, windows = draw(memory, state, 4000)
+  is_fixed = np.asarray(drawn.unroll.version[0]) == DEMONSTRATION
+  after = jax.jit(memory.update)(state, windows, jnp.full(4000, 100.0))
+  trees = [
+    (state.new.tree[0], after.new.tree[0]),
+    (state.priorities.tree[0], after.priorities.tree[0]),
+  ]
+  for own, (before, now), of_part in zip(
+    (~is_fixed, is_fixed), trees, windows, strict=True
+  ):
+    leaf = np.asarray(of_part.leaf)
+    np.testing.assert_array_equal(leaf != sum_tree.NOWHERE, own)
+    changed = np.flatnonzero(np.asarray(before != now))
+    np.testing.assert_array_equal(changed, np.unique(leaf[own]))
+  # Windows with a larger priority are drawn more often.
+  one = (jnp.full(4000, sum_tree.NOWHERE), jnp.zeros(4000, jnp.int32))
+  of_fixed = windows[1]._replace(leaf=one[1])
+  of_new = windows[0]._replace(leaf=one[0])
+  state = memory.update(after, (of_new, of_fixed), jnp.full(4000, 1e6))
+  drawn, _ = draw(memory, state, 4000, seed=1)
+  number = np.asarray(drawn.unroll.action[0])
+  of_first = number[number >= 90] == 90
+  assert np.mean(of_first) > 0.9
+
+
+def test_weights_correct_each_replays_own_priorities():
+  """The largest weight is 1, and the ratio has no effect on weights."""
+  memory, state = mixed(ratio=0.5)
+  priorities = np.array([[1.0, 1, 1, 1], [8.0, 8, 8, 8]], np.float32)
+  share = cases.share_of([5, 6], priorities[:, :NEW_WINDOWS])
+  empty = jax.jit(memory.init)(share)
+  state = jax.jit(memory.add)(empty, share)
+  drawn, _ = draw(memory, state, 4000)
+  weight = np.asarray(drawn.importance_weight)
+  item = np.asarray(drawn.unroll.version[0])
+  # P is in proportion to p^0.6, and the weight is P^-0.4.
+  expected = {5: 1.0, 6: 8.0 ** (-0.6 * 0.4), DEMONSTRATION: 1.0}
+  for number, value in expected.items():
+    np.testing.assert_allclose(weight[item == number], value, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [replay.Prioritized, replay.Uniform])
+def test_what_is_kept_has_priorities_but_no_demonstrations(kind):
+  memory, state = mixed(kind)
+  kept = memory.kept(state)
+  image = state.demonstrations.unrolls.inputs.timestep.observation["image"]
+  assert image.shape[:2] == (1, TOTAL)
+  sizes = {x.shape[0] for x in jax.tree.leaves(kept) if x.ndim}
+  assert TOTAL not in sizes
+  whole = memory.with_kept(memory.recorded(), kept)
+  for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(state), strict=True):
+    np.testing.assert_array_equal(a, b)
+  assert bool(jax.tree.leaves(kept.priorities)) == (kind is replay.Prioritized)
