@@ -144,7 +144,6 @@ def test_pipelines_without_a_replay_have_no_demonstrations(capfd):
   ],
 )
 def test_a_pipeline_learns_from_demonstrations_alone(pipeline, name, tmp_path):
-  """With a ratio of 1, no step has a policy lag, since versions are unknown."""
   config = cells.config_of(pipeline, name, tmp_path)
   path = str(tmp_path / "data")
   words = f"--env {config.env.env} --episodes 4 --output {path}"
