@@ -10,7 +10,6 @@ may have its own options:
 """
 
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -86,18 +85,17 @@ def _compare(options: Options) -> int:
   config = json.dumps(dataclasses.asdict(options), indent=2)
   files.write_file(run_dir / run_folders.CONFIG, config + "\n")
   runs, status = _run_all(options, run_dir)
-  names = [
-    x for x in options.experiments if any(x == y.trial.label for y in runs)
-  ]
-  if not names:
-    return status
-  table = _table(names, runs)
-  files.write_file(run_dir / "comparison.md", table + "\n")
   groups = {
-    words: [run.lines for run in runs if run.trial.label == words]
-    for words in names
+    words: [run for run in runs if run.trial.label == words]
+    for words in options.experiments
+    if words in {run.trial.label for run in runs}
   }
-  plot.draw({options.env: groups}, run_dir / "comparison.png")
+  if not groups:
+    return status
+  table = _table(groups)
+  files.write_file(run_dir / "comparison.md", table + "\n")
+  lines = {k: [run.lines for run in group] for k, group in groups.items()}
+  plot.draw({options.env: lines}, run_dir / "comparison.png")
   print(table)
   print(f"comparison.md and comparison.png are in {run_dir}", flush=True)
   return status
@@ -116,9 +114,7 @@ def _run_all(
 
   def planned() -> Iterator[trials.Trial]:
     for k, (seed, words) in enumerate(order):
-      left = (
-        (time.monotonic() - start_seconds) / k * (len(order) - k) if k else 0
-      )
+      left = (time.monotonic() - start_seconds) / (k or 1) * (len(order) - k)
       remaining = f", about {left / 60:.0f} min left" if k else ""
       print(
         f"{k + 1}/{len(order)} {words}, seed {seed}{remaining}",
@@ -154,22 +150,22 @@ def _children_seconds() -> float:
   return times.children_user + times.children_system
 
 
-def _table(names: Sequence[str], runs: Sequence[trials.Result]) -> str:
+def _table(groups: Mapping[str, Sequence[trials.Result]]) -> str:
   logged = {
     name: None
-    for run in runs
+    for group in groups.values()
+    for run in group
     for name in run.last
     if name.startswith(metrics.OF_INFO)
   }
   columns: list[_Column] = [
     _COLUMNS[0],
-    *((x, functools.partial(_last, name=x), 3) for x in logged),
+    *((x, lambda run, x=x: run.last.get(x), 3) for x in logged),
     *_COLUMNS[1:],
   ]
   titles = ["experiment", *(title for title, _, _ in columns), "bottleneck"]
   rows = [titles, ["---"] * len(titles)]
-  for name in names:
-    same = [run for run in runs if run.trial.label == name]
+  for name, same in groups.items():
     cells = [
       _text(_median(map(value, same)), decimals)
       for _, value, decimals in columns
@@ -177,10 +173,6 @@ def _table(names: Sequence[str], runs: Sequence[trials.Result]) -> str:
     bottleneck = statistics.mode(_bottleneck(run) for run in same)
     rows.append([f"`{name}`", *cells, bottleneck])
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _last(run: trials.Result, name: str) -> float | None:
-  return run.last.get(name)
 
 
 def _bytes_per_step(run: trials.Result) -> float | None:

@@ -43,12 +43,7 @@ def never(*_: Any) -> bool:
 
 
 class Pool:
-  """Places in which trials of one study are trained.
-
-  Attributes:
-    run_dir: directory of the study.
-    stop: event that ends all trials.
-  """
+  """Places in which trials of one study are trained."""
 
   def __init__(
     self,
@@ -98,9 +93,7 @@ class Pool:
         yield trial, self._train(trial, ends)
       return
     lock = threading.Lock()
-    ended: queue.SimpleQueue[tuple[trials.Trial, str] | None] = (
-      queue.SimpleQueue()
-    )
+    ended = queue.SimpleQueue[tuple[trials.Trial, str] | None]()
 
     def work() -> None:
       while not self.stop.is_set():
@@ -113,13 +106,8 @@ class Pool:
 
     for _ in range(self._places):
       threading.Thread(target=work, daemon=True).start()
-    left = self._places
-    while left:
-      result = ended.get()
-      if result is None:
-        left -= 1
-      else:
-        yield result
+    for _ in range(self._places):
+      yield from iter(ended.get, None)
 
   def train(
     self,

@@ -132,7 +132,7 @@ def run_search(tmp_path, failed, score="episode_return", seeds=1):
   )
   values = [{"learning_rate": "0.1"}, {"learning_rate": "0.2"}]
   words = ["ppo", "--total-steps", "400"]
-  draws, places = search.DrawList(values), FakePool(tmp_path, failed)
+  draws, places = search.Draws(values), FakePool(tmp_path, failed)
   return sweep._search(options, words, draws, "CartPole-v1", places)
 
 
