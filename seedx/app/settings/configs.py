@@ -168,10 +168,10 @@ def differing(before: object, after: object) -> dict[str, Any]:
   }
 
 
-def beyond_settings(config: object) -> list[str]:
+def beyond_settings(config: Any) -> list[str]:
   """Returns the fields that are not settings and differ from their defaults."""
   names = []
-  for field in _fields(config):
+  for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if _is_config(value):
       names += beyond_settings(value)
@@ -180,10 +180,10 @@ def beyond_settings(config: object) -> list[str]:
   return names
 
 
-def _settings(config: object, path: tuple[str, ...]) -> Iterator[Setting]:
+def _settings(config: Any, path: tuple[str, ...]) -> Iterator[Setting]:
   owner: type = type(config)
   hints, sentences = typing.get_type_hints(owner), _sentences(owner)
-  for field in _fields(config):
+  for field in dataclasses.fields(config):
     name, value = field.name, getattr(config, field.name)
     kind = hints[name]
     if _is_config(value):
@@ -220,10 +220,6 @@ def _is_setting(kind: object) -> bool:
   if choices(kind):
     return all(isinstance(choice, str) for choice in choices(kind))
   return kind in _PLAIN or kind in _ITEMS
-
-
-def _fields(config: object) -> "tuple[dataclasses.Field[object], ...]":
-  return dataclasses.fields(config)  # type: ignore[arg-type]
 
 
 def _default(field: "dataclasses.Field[object]") -> object:

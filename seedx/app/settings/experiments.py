@@ -124,7 +124,7 @@ class Experiment(Generic[C]):
       raise types.ConfigError(
         f"expected presets {', '.join(self.kinds)}, found {kind!r}"
       )
-    kinds: Sequence[str] = [kind]
+    kinds = [kind]
     if kind == "auto":
       kinds = presets.kinds(config.env, self.images, self.continuous)
     for kind in kinds:
@@ -137,11 +137,15 @@ class Experiment(Generic[C]):
       is_default = preset is presets.SMALL or agent == self.default_agent
       measured = preset.measured and is_default
       yield name, measured, presets.with_agents(preset, name)
+    # A function that is not a `Preset` counts as measured.
     if self.recurrent and getattr(config.agent, "recurrent", False):
-      yield "a memory", presets.is_measured(self.recurrent), self.recurrent
-    if agent in self.by_agent:
-      agent_preset = self.by_agent[agent]
-      yield agent, presets.is_measured(agent_preset), agent_preset
+      yield (
+        "a memory",
+        getattr(self.recurrent, "measured", True),
+        self.recurrent,
+      )
+    if change := self.by_agent.get(agent):
+      yield agent, getattr(change, "measured", True), change
 
   def changed(self, agent: str = "") -> list[str]:
     """Returns the settings that presets change, most frequent first.
@@ -165,8 +169,7 @@ class Experiment(Generic[C]):
   @property
   def kinds(self) -> tuple[str, ...]:
     """The values of `--presets`."""
-    has = {"auto": True, "none": True, **self._by_kind}
-    return tuple(kind for kind in presets.KINDS if has[kind])
+    return ("auto", "none", *(k for k, x in self._by_kind.items() if x))
 
   @property
   def _by_kind(self) -> Mapping[str, presets.Preset | None]:
@@ -197,10 +200,8 @@ def name_of(module: str) -> str:
   """
   name = program_module(module)
   short = name.rpartition(".")[2]
-  loaded = sys.modules.get(module)
-  path = getattr(loaded, "__file__", None) or ""
-  shipped_path = _shipped().get(short)
-  if shipped_path is not None and pathlib.Path(path).resolve() == shipped_path:
+  path = getattr(sys.modules.get(module), "__file__", None) or ""
+  if _shipped().get(short) == pathlib.Path(path).resolve():
     return short
   return f"{name}:{_ATTRIBUTE}"
 
