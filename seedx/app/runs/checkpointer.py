@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import sys
@@ -26,6 +27,7 @@ ACTING = "acting"
 REPLAY = "replay"
 # Directory of the checkpoints in a run's directory.
 DIRECTORY = "checkpoints"
+_setting = functools.partial(types.setting, changes="resume", labels=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,18 +45,12 @@ class Config:
       kept, too; 0 for none.
   """
 
-  checkpoint_every_seconds: float = types.setting(
-    60.0, changes="resume", labels=False, low=0.0, high=types.MAX_SECONDS
+  checkpoint_every_seconds: float = _setting(
+    60.0, low=0.0, high=types.MAX_SECONDS
   )
-  checkpoint_replay_gib: float = types.setting(
-    1.0, changes="resume", labels=False, low=0.0
-  )
-  keep_checkpoints: int = types.setting(
-    2, changes="resume", labels=False, low=1
-  )
-  keep_every_steps: int = types.setting(
-    0, changes="resume", labels=False, low=0
-  )
+  checkpoint_replay_gib: float = _setting(1.0, low=0.0)
+  keep_checkpoints: int = _setting(2, low=1)
+  keep_every_steps: int = _setting(0, low=0)
 
   def __post_init__(self) -> None:
     types.check_settings(self)
@@ -183,7 +179,6 @@ class Checkpointer:
     config: Config,
     evaluation: evaluations.Periodic | None,
   ) -> None:
-    """Makes a checkpointer; without evaluations, `evaluation` is None."""
     self._line: Mapping[str, metrics.Value] = {}
     self.is_saved = False
     self.unwritten: list[str] = []
@@ -391,12 +386,11 @@ class Checkpointer:
       fetch = replay.saved() if replay else None
     self._saved_seconds = time.monotonic()
     self._saved_steps = self._run.clock.now()
-    score = self._score()
+    score, steps = self._score(), self._run.clock.of(saved)
     if evaluates:
       # Keeps the checkpoint until `_rate` scores it.
-      self._checkpoints.held.add(self._run.clock.of(saved))
+      self._checkpoints.held.add(steps)
     items = {RUN: saved, ACTING: self._acting(saved)}
-    steps = self._run.clock.of(saved)
 
     def write() -> None:
       try:

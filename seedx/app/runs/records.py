@@ -6,7 +6,7 @@ import os
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,9 @@ import seedx
 from seedx import files, types
 from seedx.app.runs import run_folders
 from seedx.app.settings import configs, experiments, wording
+
+if TYPE_CHECKING:  # Imports JAX.
+  from seedx.runtime import process
 
 C = TypeVar("C")
 # Only run directories of this format can be read.
@@ -72,15 +75,7 @@ class Record:
     return "_".join(filter(None, map(short_name, (pipeline, self.agent))))
 
 
-class HasAgent(Protocol):
-  """A config with an agent, such as a pipeline's."""
-
-  @property
-  def agent(self) -> object:
-    """The agent's config."""
-
-
-def of(run: HasAgent, asked: object, experiment: str | None) -> Record:
+def of(run: "process.Config", asked: object, experiment: str | None) -> Record:
   """Returns the content of `config.json` for a new run.
 
   Args:

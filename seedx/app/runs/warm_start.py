@@ -117,7 +117,7 @@ def take(config: process.Config, options: Config) -> Origin | None:
   )
   expected = _expected(config)
   arrays = _without_rewards(arrays, saved)
-  _check(arrays, config, saved, options.init_from)
+  _check(arrays, expected, config, saved, options.init_from)
   taken = checkpoint.like(arrays, expected, options.init_from)
   if wrong := trees.non_finite(taken):
     raise types.ConfigError(
@@ -125,21 +125,17 @@ def take(config: process.Config, options: Config) -> Origin | None:
       f" {options.init_from}; choose another --init-checkpoint"
     )
   params, statistics = taken[_PARAMS], taken[_STATISTICS]
-  if _normalizes_rewards(config):
+  if getattr(config.agent, "normalize_rewards", False):
     statistics = rewards.init(statistics)
   score = checkpoints.score(env_steps)
-  is_known = math.isfinite(score)
-  origin = {
-    "run": path,
-    "env_steps": env_steps,
-    "score": score if is_known else None,
-  }
+  mean = score if math.isfinite(score) else None
+  origin = {"run": path, "env_steps": env_steps, "score": mean}
   sizes = [x.size for x in jax.tree.leaves(params)]
   name, env = saved.name, saved.options.get("env")
   words = [
     f"begins with the parameters of {name} on {env}",
     f"{options.init_from}, checkpoint {env_steps}"
-    f" (mean return {f'{score:.1f}' if is_known else 'unknown'})",
+    f" (mean return {'unknown' if mean is None else f'{mean:.1f}'})",
     f"{len(sizes)} arrays with {sum(sizes):,} parameters",
   ]
   if count := len(jax.tree.leaves(taken[_STATISTICS])):
@@ -178,13 +174,9 @@ def _expected(config: process.Config) -> types.Tree:
       f" replaces its parameters, found {type(state).__name__}"
     )
   statistics = state.statistics
-  if _normalizes_rewards(config):
+  if getattr(config.agent, "normalize_rewards", False):
     statistics = rewards.observed(statistics)
   return {_PARAMS: state.params, _STATISTICS: statistics}
-
-
-def _normalizes_rewards(config: process.Config) -> bool:
-  return bool(getattr(config.agent, "normalize_rewards", False))
 
 
 def _without_rewards(arrays: Arrays, saved: records.Record) -> Arrays:
@@ -198,10 +190,14 @@ def _without_rewards(arrays: Arrays, saved: records.Record) -> Arrays:
 
 
 def _check(
-  arrays: Arrays, config: process.Config, saved: records.Record, source: str
+  arrays: Arrays,
+  expected: types.Tree,
+  config: process.Config,
+  saved: records.Record,
+  source: str,
 ) -> None:
   """Raises types.ConfigError for the first array that differs by name."""
-  wanted = _forms(checkpoint.named(_expected(config)))
+  wanted = _forms(checkpoint.named(expected))
   actual = _forms(arrays.items())
   wrong = [k for k in {**wanted, **actual} if wanted.get(k) != actual.get(k)]
   if not wrong:
