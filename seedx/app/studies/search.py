@@ -84,11 +84,7 @@ Space = Mapping[str, Choice | Range]
 
 
 def space(texts: Mapping[str, Any], kinds: Mapping[str, Any]) -> Space:
-  """Parses a search space.
-
-  Args:
-    texts: values of each setting, as the command line has them.
-    kinds: type of each setting that can be searched.
+  """Parses values of settings; `kinds` are the types of those that may vary.
 
   Raises:
     types.ConfigError: a setting cannot be searched, or its values cannot be

@@ -132,21 +132,6 @@ class Options:
     """Whether trials run as tasks of a Ray cluster."""
     return bool(self.ray_address or self.trial_resources)
 
-  @property
-  def places(self) -> int:
-    """Number of trials at a time on this machine."""
-    cpus = len(os.sched_getaffinity(0))
-    return max(1, int(cpus / self.trial_cpus)) if self.trial_cpus else cpus
-
-  @property
-  def cluster(self) -> launch_config.Config:
-    """The cluster on which trials run, and the resources of a trial."""
-    return launch_config.Config(
-      launcher="ray",
-      ray_address=self.ray_address or "local",
-      actor_resources={"CPU": self.trial_cpus, **self.trial_resources},
-    )
-
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the sweep; returns its exit status."""
@@ -216,10 +201,15 @@ def _places(
 ) -> Iterator[pool.Pool]:
   """Yields the pool of a sweep: of processes here, or of a cluster's tasks."""
   start: Callable[[trials.Trial, pathlib.Path], pool.Job] = trials.Running
-  places = options.places
+  places, needs = len(os.sched_getaffinity(0)), options.trial_cpus
+  if needs:
+    places = max(1, int(places / needs))
   with contextlib.ExitStack() as stack:
     if options.uses_ray:
-      tasks = ray_tasks.Tasks(options.cluster)
+      tasks = ray_tasks.Tasks(
+        options.ray_address or "local",
+        {"CPU": needs, **options.trial_resources},
+      )
       stack.callback(tasks.leave)
       # Guided draws wait for scores; others wait for a cluster that may grow.
       places = tasks.room() if options.method == "tpe" else _MAX_TASKS
