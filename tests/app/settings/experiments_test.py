@@ -1,7 +1,6 @@
 """Programs of experiments: their training, options, help and roles."""
 
 import inspect
-import json
 import types as types_lib
 
 import pytest
@@ -31,14 +30,6 @@ _SMALL = {
 }
 
 
-def run(program, run_dir, *arguments):
-  """Runs a program in this process; returns its lines of metrics."""
-  words = [*_SMALL[program].split(), "--run-dir", str(run_dir), *arguments]
-  words = ["--total-steps", "400", "--hidden-sizes", "8", *words]
-  assert programs.main(program, words) == 0
-  return programs.lines_of(run_dir / "metrics.jsonl")
-
-
 @pytest.mark.parametrize(
   ("program", "arguments"),
   [
@@ -57,7 +48,10 @@ def run(program, run_dir, *arguments):
   ids=lambda x: x.__name__ if inspect.ismodule(x) else " ".join(x),
 )
 def test_a_program_trains(program, arguments, tmp_path, capfd):
-  last = run(program, tmp_path, *arguments)[-1]
+  small = [*_SMALL[program].split(), "--total-steps", "400"]
+  words = [*small, "--hidden-sizes", "8", "--run-dir", str(tmp_path)]
+  assert programs.main(program, [*words, *arguments]) == 0
+  last = programs.lines_of(tmp_path / "metrics.jsonl")[-1]
   assert last["env_steps"] >= 400
   assert last["learner_steps"] >= 2
   assert any(name.startswith("loss") for name in last)
@@ -71,8 +65,6 @@ def test_a_program_trains(program, arguments, tmp_path, capfd):
     (a2c, "--observation-transform nowhere:f", "found 'nowhere:f'"),
     (seed_ppo, "--role learner", "expected --address"),
     (impala, "--role worker", "expected all, learner, actor, found 'worker'"),
-    (impala, "--agent a2c --epochs 2", "unrecognized arguments: --epochs"),
-    (ppo, "--total-steps 999", "total_steps of at least 1024"),
     (
       ppo,
       "--recurrent --minibatches 7",
@@ -80,14 +72,8 @@ def test_a_program_trains(program, arguments, tmp_path, capfd):
     ),
     (impala, "--agent ppo --minibatches 7", "such as 8 or 5, found 7"),
     (a2c, "--coordinator x --host-index 0", "expected host:port"),
-    (a2c, f"--total-steps {10**400}", "--total-steps from 1 to"),
     (gorila_dqn, "--role worker", "--address with --role worker"),
     (gorila_dqn, "--role server --address x:1", "--server-addresses with"),
-    (
-      gorila_dqn,
-      "--role server --server 2 --server-addresses a:1,b:1 --address x:1",
-      "--server from 0 to 1",
-    ),
   ],
 )
 def test_wrong_options_exit_with_2_and_the_reason(
@@ -201,8 +187,7 @@ def test_each_role_of_gorila_can_be_a_separate_command(tmp_path):
   finally:
     for program in (learner, worker, *servers):
       program.kill()
-  text = (tmp_path / "run" / "metrics.jsonl").read_text()
-  last = json.loads(text.splitlines()[-1])
+  last = programs.lines_of(tmp_path / "run" / "metrics.jsonl")[-1]
   assert last["env_steps"] >= 400 and last["learner_steps"] >= 2
 
 
