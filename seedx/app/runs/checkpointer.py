@@ -108,16 +108,15 @@ def first_whole(
   wanted: Callable[[], Sequence[int]],
   read: Callable[[int], Read],
 ) -> tuple[int, Read]:
-  """Reads the first undamaged checkpoint; reports the damaged ones before it.
+  """Returns the first undamaged checkpoint's env steps, and what was read.
+
+  Reports the damaged ones before it.
 
   Args:
     checkpoints: the checkpoints; the run may still be training.
     wanted: returns the env steps of the checkpoints to try, in order.
     read: reads the checkpoint at these env steps; raises `checkpoint.Damaged`
       to try the next one.
-
-  Returns:
-    The env steps of the checkpoint, and the result of `read`.
 
   Raises:
     types.ConfigError: no checkpoint can be read.
