@@ -220,11 +220,6 @@ def test_a_checkpoint_is_chosen_as_in_evaluate(tmp_path):
       r" .*\(2 arrays differ\); add --hidden-sizes 8, as in that run",
     ),
     (
-      {"agent": a2c.Config(**SMALL, normalize_observations=True)},
-      r"statistics/mean/0: expected \[4\], found none .*"
-      "; add --no-normalize-observations, as in that run",
-    ),
-    (
       {"env": envs.Config("seedx:Acrobot-v1")},
       r"params/.*/kernel: expected \[6, 8\], found \[4, 8\] in .* one of"
       " sync_a2c on seedx:CartPole-v1, and this environment is"

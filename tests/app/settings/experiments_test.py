@@ -1,6 +1,5 @@
 """Programs of experiments: their training, options, help and roles."""
 
-import inspect
 import types as types_lib
 
 import pytest
@@ -23,34 +22,22 @@ own_signals = programs.own_signals
 compiled_once = programs.compiled_once
 
 # A few updates of a small network, which take less time than compiling.
-_SMALL = {
-  dqn: "--replay-min-steps 100 --replay-batch-size 16",
-  ppo: "--num-envs 4 --unroll-length 8 --epochs 2 --minibatches 2",
-  gorila_dqn: "--num-workers 1 --replay-min-steps 100 --replay-batch-size 16",
-}
+_SMALL = "--total-steps 400 --hidden-sizes 8"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-  ("program", "arguments"),
+  "env",
   [
-    pytest.param(
-      dqn, ("--dueling", "--epsilon-ladder"), marks=pytest.mark.slow
-    ),
-    *(
-      pytest.param(ppo, words, marks=pytest.mark.long)
-      for words in (
-        ("--env", "Pendulum-v1", "--normalize-observations"),
-        ("--env", "MiniGrid-Empty-5x5-v0"),
-        ("--env", "gfootball/11_vs_11_easy_stochastic-v1"),
-      )
-    ),
-  ],  # `readme_test` covers the other programs.
-  ids=lambda x: x.__name__ if inspect.ismodule(x) else " ".join(x),
+    "Pendulum-v1 --normalize-observations",
+    "MiniGrid-Empty-5x5-v0",
+    "gfootball/11_vs_11_easy_stochastic-v1",
+  ],
 )
-def test_a_program_trains(program, arguments, tmp_path, capfd):
-  small = [*_SMALL[program].split(), "--total-steps", "400"]
-  words = [*small, "--hidden-sizes", "8", "--run-dir", str(tmp_path)]
-  assert programs.main(program, [*words, *arguments]) == 0
+def test_a_program_trains(env, tmp_path, capfd):
+  words = f"{_SMALL} --num-envs 4 --unroll-length 8 --epochs 2 --minibatches 2"
+  words += f" --run-dir {tmp_path} --env {env}"
+  assert programs.main(ppo, words.split()) == 0
   last = programs.lines_of(tmp_path / "metrics.jsonl")[-1]
   assert last["env_steps"] >= 400
   assert last["learner_steps"] >= 2
@@ -134,17 +121,16 @@ def test_a_run_that_does_not_begin_leaves_no_directory(
 
 
 @pytest.mark.parametrize(
-  ("program", "words", "printed"),
+  ("words", "printed"),
   [
-    (ppo, [], True),
-    (seed_ppo, [], True),
+    ("", True),
     # Here, the processes outside may include the run's own actors.
-    (seed_ppo, ["--role", "learner", "--address", "127.0.0.1:1"], False),
-    (seed_ppo, ["--launcher", "ray"], False),
+    ("--role learner --address 127.0.0.1:1", False),
+    ("--launcher ray", False),
   ],
 )
 def test_the_result_states_the_cpu_time_of_processes_outside_the_run(
-  program, words, printed, monkeypatch, capsys, tmp_path
+  words, printed, monkeypatch, capsys, tmp_path
 ):
   line = {"episode_return": None, "episodes": 0, "learner_steps": 1}
   ended = training.Run(tmp_path, {"env_steps": 10**9, **line})
@@ -156,13 +142,13 @@ def test_the_result_states_the_cpu_time_of_processes_outside_the_run(
     (programs_lib.allocator, "keep_freed_memory", lambda: None),
   ):
     monkeypatch.setattr(where, name, value)
-  words = [*words, "--compilation-cache", "off"]
-  assert programs.main(program, words) == 0
+  words = ["--compilation-cache", "off", *words.split()]
+  assert programs.main(seed_ppo, words) == 0
   lines = capsys.readouterr().out.splitlines()
   text = "other processes used 12 s of CPU time during the run (0.41 cores)"
   assert (text in lines) == printed
   outside.seconds = None  # As on other systems than Linux.
-  assert programs.main(program, words) == 0
+  assert programs.main(seed_ppo, words) == 0
   assert "CPU time" not in capsys.readouterr().out
 
 
@@ -170,22 +156,19 @@ def test_the_result_states_the_cpu_time_of_processes_outside_the_run(
 def test_each_role_of_gorila_can_be_a_separate_command(tmp_path):
   """The worker starts first, before the servers and the learner."""
   sockets = [f"unix:{tmp_path}/{name}" for name in ("learner", "a", "b")]
-  words = ["--hidden-sizes", "8", *_SMALL[gorila_dqn].split()]
-  words += ["--total-steps", "400", "--address", sockets[0]]
-  words += ["--server-addresses", ",".join(sockets[1:])]
-
-  def start(*role):
-    return programs.start(gorila_dqn, "--role", *role, *words)
-
-  worker = start("worker")
-  servers = [start("server", "--server", str(i)) for i in range(2)]
-  learner = start("learner", "--run-dir", str(tmp_path / "run"))
+  words = f"{_SMALL} --num-workers 1 --replay-min-steps 100"
+  words = [*words.split(), "--replay-batch-size", "16", "--address", sockets[0]]
+  words += ["--server-addresses", ",".join(sockets[1:]), "--role"]
+  roles = [["worker"], *(["server", "--server", str(i)] for i in range(2))]
+  begun = [programs.start(gorila_dqn, *words, *role) for role in roles]
   try:
-    for program in (learner, worker, *servers):
+    words += ["learner", "--run-dir", str(tmp_path / "run")]
+    assert programs.main(gorila_dqn, words) == 0
+    for program in begun:
       _, err = program.communicate(timeout=600)
       assert program.returncode == 0, err
   finally:
-    for program in (learner, worker, *servers):
+    for program in begun:
       program.kill()
   last = programs.lines_of(tmp_path / "run" / "metrics.jsonl")[-1]
   assert last["env_steps"] >= 400 and last["learner_steps"] >= 2
@@ -197,19 +180,12 @@ def test_each_role_of_gorila_can_be_a_separate_command(tmp_path):
 def test_a_threshold_is_that_of_the_environment_without_options(
   options, judged, tmp_path
 ):
-  last = {
-    "env_steps": 20_000,
-    "episode_return": 200.0,
-    "episodes": 100,
-    "wall_seconds": 9.0,
-    "compile_seconds": 4.0,
-  }
+  last = {"env_steps": 20_000, "episode_return": 200.0, "episodes": 100}
+  last |= {"wall_seconds": 9.0, "compile_seconds": 4.0}
   env = envs.Config("CartPole-v1", options)
   verdict = programs_lib._verdict(env, training.Run(tmp_path, last))
   assert ("not solved" in verdict) == judged
   assert "(2,222 a second) in 9 s, of which" in verdict
-  resumed = training.Run(
-    tmp_path, last, steps_before=10_000, seconds_before=4.0
-  )
-  verdict = programs_lib._verdict(env, resumed)
+  before = {"steps_before": 10_000, "seconds_before": 4.0}
+  verdict = programs_lib._verdict(env, training.Run(tmp_path, last, **before))
   assert "(2,000 a second) in 5 s since the resume, of which" in verdict

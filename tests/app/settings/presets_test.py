@@ -212,17 +212,6 @@ def test_presets_for_mujoco_fit_longer_runs(name):
   assert small["total_steps"] == 20_000
 
 
-@pytest.mark.parametrize("name", ["ppo", "seed_ppo"])
-@pytest.mark.parametrize("env", ENVS)
-def test_minibatches_of_a_recurrent_agent_are_whole_unrolls(name, env):
-  plain = values(name, "", env=env)
-  recurrent = values(name, "", env=env, recurrent=True)
-  size = recurrent.get("num_envs", recurrent.get("batch_size"))
-  assert size % recurrent["minibatches"] == 0
-  changed = {key for key in recurrent if recurrent[key] != plain[key]}
-  assert changed <= {"minibatches", "recurrent"} and "recurrent" in changed
-
-
 def test_another_environment_does_not_get_the_options_of_the_default_one():
   env = envs.Config("seedx:DeepSea", {"size": 5})
   experiment = app.Experiment(sync.Config(env=env, agent=a2c.Config()))
