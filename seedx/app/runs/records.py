@@ -83,18 +83,14 @@ def of(run: "process.Config", asked: object, experiment: str | None) -> Record:
     asked: config with all settings of the run.
     experiment: name of the experiment; None for a script.
   """
-  recorded = configs.recorded(asked)
+  recorded, values = configs.recorded(asked), configs.in_json(asked)
   return Record(
     experiment=experiment,
     pipeline=_class_name(type(run)),
     agent=_class_name(type(run.agent)),
     seedx=seedx.__version__,
     format=FORMAT,
-    options={
-      name: value
-      for name, value in configs.in_json(asked).items()
-      if name in recorded
-    },
+    options={name: values[name] for name in recorded},
     beyond=configs.beyond_settings(run),
     unlabelled=[k for k, x in recorded.items() if not x.about.labels],
   )

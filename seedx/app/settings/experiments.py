@@ -84,13 +84,8 @@ class Experiment(Generic[C]):
         f"invalid choice for --agent: expected {', '.join(self.agents)}, found"
         f" {name!r}"
       )
-    config = self._with_only(name)
+    config = dataclasses.replace(self.config, agent=self.agents[name])
     return self.by_agent[name](config) if name in self.by_agent else config
-
-  def _with_only(self, agent: str) -> C:
-    """Returns the defaults with an agent, without its preset."""
-    config: Any = self.config
-    return dataclasses.replace(config, agent=self.agents[agent])
 
   def with_presets(
     self, config: C, agent: str = "", kind: str = "auto"
@@ -109,8 +104,9 @@ class Experiment(Generic[C]):
     """
     applied, agent = [], agent or self.default_agent
     for name, measured, change in self._presets(config, agent, kind):
-      # The config of a named agent has the agent's preset already.
-      before = self._with_only(agent) if name == agent else config
+      before = config
+      if name == agent:  # The config has the agent's preset already.
+        before = dataclasses.replace(self.config, agent=self.agents[agent])
       values = configs.differing(before, change(before))
       applied.append(presets.Changes(name, values, measured))
       config = change(config)

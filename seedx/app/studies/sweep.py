@@ -407,8 +407,7 @@ def _table(ranked: Sequence[_Point], total_steps: int, score: str) -> str:
 
 def _mean(runs: Sequence[Sequence[Mapping[str, Any]]], score: str) -> str:
   """Formats the runs' last scores: their mean, then each."""
-  last = [run[-1].get(score) for run in runs]
-  scores = [x for x in last if x is not None]
+  scores = [x for run in runs if (x := run[-1].get(score)) is not None]
   if not scores:
     return "-"
   each = " ".join(_text(x, score) for x in scores)
