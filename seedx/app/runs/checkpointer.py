@@ -249,14 +249,13 @@ class Checkpointer:
     if not saves and not evaluates:
       return
     try:
-      saved = self._save(evaluates)
+      steps, acting = self._save(evaluates)
     except wire.WireError as error:
       if error.code is not wire.StatusCode.UNAVAILABLE:
         raise
       return  # The parameter server restarts; a later check saves.
     if self._evaluation is not None and evaluates:
-      steps = self._run.clock.of(saved)
-      self._evaluation.start(steps, self._run.policy(saved))
+      self._evaluation.start(steps, acting)
 
   def finish(self, interrupted: bool) -> None:
     """Saves a last checkpoint, and evaluates it unless interrupted.
@@ -264,7 +263,7 @@ class Checkpointer:
     After an OSError, such as a full disk, `is_saved` is False.
     """
     try:
-      saved = self._save()
+      env_steps, acting = self._save()
     except wire.WireError as error:
       if not interrupted or error.code is not wire.StatusCode.UNAVAILABLE:
         raise
@@ -276,13 +275,11 @@ class Checkpointer:
       )
       return
     self.wait()
-    env_steps = self._run.clock.of(saved)
     with contextlib.suppress(OSError):
       self.is_saved = env_steps in self._checkpoints.steps()
     if not self.is_saved:
       self.unwritten.append(f"checkpoint {env_steps}")
     if self._evaluation is not None:
-      acting = self._run.policy(saved)
       self._evaluation.finish(env_steps, acting, interrupted)
       self._rate()
 
@@ -376,8 +373,8 @@ class Checkpointer:
         self.unwritten.append(score)
         signals.print_at_once(f"cannot write {score} ({error.strerror})\n")
 
-  def _save(self, evaluates: bool = False) -> types.Tree:
-    """Starts to write a checkpoint; returns the saved state of the run."""
+  def _save(self, evaluates: bool = False) -> tuple[int, types.Tree]:
+    """Starts to write a checkpoint; returns its steps and acting parameters."""
     self.wait()
     replay = self._kept_replay()
     with replay.paused() if replay else contextlib.nullcontext():
@@ -389,7 +386,8 @@ class Checkpointer:
     if evaluates:
       # Keeps the checkpoint until `_rate` scores it.
       self._checkpoints.held.add(steps)
-    items = {RUN: saved, ACTING: self._acting(saved)}
+    acting = self._acting(saved)
+    items = {RUN: saved, ACTING: acting}
 
     def write() -> None:
       try:
@@ -411,7 +409,7 @@ class Checkpointer:
       target=write, name="checkpointer", daemon=True
     )
     self._thread.start()
-    return saved
+    return steps, acting
 
   def _score(self) -> float:
     """Returns the score with which a checkpoint is saved; -inf if unknown."""
