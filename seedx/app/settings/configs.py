@@ -81,10 +81,9 @@ def item(kind: object) -> type[int] | type[str] | None:
 
 def fits(kind: object, value: object) -> bool:
   """Returns whether a value from JSON has the type of a setting."""
-  if choices(kind):
-    return isinstance(value, str) and value in choices(kind)
-  if item(kind):
-    item_type = item(kind)
+  if allowed := choices(kind):
+    return isinstance(value, str) and value in allowed
+  if item_type := item(kind):
     return isinstance(value, list) and all(type(x) is item_type for x in value)
   if kind is float:
     # Refuses NaN, infinities and integers too large for a float.
@@ -161,11 +160,8 @@ def replaced(config: C, values: Mapping[str, Any]) -> C:
 def differing(before: object, after: object) -> dict[str, Any]:
   """Returns the settings of `after` that are new or differ from `before`."""
   old = values(before)
-  return {
-    name: value
-    for name, value in values(after).items()
-    if name not in old or old[name] != value
-  }
+  new = values(after)
+  return {k: x for k, x in new.items() if k not in old or old[k] != x}
 
 
 def beyond_settings(config: Any) -> list[str]:

@@ -57,13 +57,13 @@ class Experiment(Generic[C]):
 
   def __post_init__(self) -> None:
     for kind, preset in self._by_kind.items():
-      if not isinstance(preset, presets.Preset | None):
+      if not isinstance(preset, presets.Preset):
         raise types.ConfigError(
           "expected presets for images and continuous actions made by"
           f" app.preset, found {preset}"
         )
       expected = presets.PURPOSES[kind]
-      if preset is not None and preset.purpose(kind) not in expected:
+      if preset.purpose(kind) not in expected:
         raise types.ConfigError(
           f"expected presets for {kind} for one of {', '.join(expected)}, found"
           f" games {preset.games!r}"
@@ -135,11 +135,8 @@ class Experiment(Generic[C]):
       yield name, measured, presets.with_agents(preset, name)
     # A function that is not a `Preset` counts as measured.
     if self.recurrent and getattr(config.agent, "recurrent", False):
-      yield (
-        "a memory",
-        getattr(self.recurrent, "measured", True),
-        self.recurrent,
-      )
+      measured = getattr(self.recurrent, "measured", True)
+      yield "a memory", measured, self.recurrent
     if change := self.by_agent.get(agent):
       yield agent, getattr(change, "measured", True), change
 
@@ -154,9 +151,7 @@ class Experiment(Generic[C]):
       for kind in self.kinds[1:]  # `auto` selects one of the others.
       for applied in self.with_presets(config, agent, kind)[1]
     }
-    own_presets = [
-      x.values for x in (self.images, self.continuous) if x is not None
-    ]
+    own_presets = [x.values for x in self._by_kind.values()]
     counts = collections.Counter(
       name for names in (*values.values(), *own_presets) for name in names
     )
@@ -165,21 +160,19 @@ class Experiment(Generic[C]):
   @property
   def kinds(self) -> tuple[str, ...]:
     """The values of `--presets`."""
-    return ("auto", "none", *(k for k, x in self._by_kind.items() if x))
+    return ("auto", "none", *self._by_kind)
 
   @property
-  def _by_kind(self) -> Mapping[str, presets.Preset | None]:
-    """The presets for kinds of environments; None for one that it lacks."""
+  def _by_kind(self) -> Mapping[str, presets.Preset]:
+    """The presets for kinds of environments."""
     agents: Sequence[Any] = [self.config.agent, *self.agents.values()]
     has_small = any(
       hasattr(agent, "for_small") and agent.for_small() != agent
       for agent in agents
     )
-    return {
-      "small": presets.SMALL if has_small else None,
-      "images": self.images,
-      "continuous": self.continuous,
-    }
+    small = presets.SMALL if has_small else None
+    by_kind = dict(small=small, images=self.images, continuous=self.continuous)
+    return {kind: x for kind, x in by_kind.items() if x is not None}
 
   @property
   def default_agent(self) -> str:
