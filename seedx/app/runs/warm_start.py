@@ -25,8 +25,6 @@ from seedx.runtime import process
 
 _PARAMS, _STATISTICS = "params", "statistics"
 
-Arrays = Mapping[str, Any]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
@@ -116,7 +114,6 @@ def take(config: process.Config, options: Config) -> Origin | None:
     lambda step: _read(checkpoints, step, saved),
   )
   expected = _expected(config)
-  arrays = _without_rewards(arrays, saved)
   _check(arrays, expected, config, saved, options.init_from)
   taken = checkpoint.like(arrays, expected, options.init_from)
   if wrong := trees.non_finite(taken):
@@ -154,12 +151,18 @@ def _split(options: Config) -> tuple[str, str]:
 
 def _read(
   checkpoints: checkpoint.Checkpoints, env_steps: int, saved: records.Record
-) -> Arrays:
-  """Returns parameters and statistics by path, those of the first seed."""
+) -> Mapping[str, Any]:
+  """Returns parameters and statistics of observations, of the first seed."""
   num_seeds = saved.options.get("num_seeds", 1)
   arrays = saved_agents.arrays(checkpoints, env_steps, num_seeds)
-  names = (_PARAMS, _STATISTICS)
-  return {k: x for k, x in arrays.items() if k.partition("/")[0] in names}
+  taken = [x for x in arrays if x.partition("/")[0] in (_PARAMS, _STATISTICS)]
+  if saved.options.get("normalize_rewards"):
+    # The statistics of rewards come last.
+    form = rf"{_STATISTICS}/\w+/(\d+)"
+    numbers = [int(x[1]) for name in taken if (x := re.fullmatch(form, name))]
+    last = rf"{_STATISTICS}/\w+/{max(numbers, default=0)}"
+    taken = [x for x in taken if not re.fullmatch(last, x)]
+  return {name: arrays[name] for name in taken}
 
 
 def _expected(config: process.Config) -> types.Tree:
@@ -179,18 +182,8 @@ def _expected(config: process.Config) -> types.Tree:
   return {_PARAMS: state.params, _STATISTICS: statistics}
 
 
-def _without_rewards(arrays: Arrays, saved: records.Record) -> Arrays:
-  """Returns the arrays without the statistics of rewards, which come last."""
-  if not saved.options.get("normalize_rewards"):
-    return arrays
-  form = rf"{_STATISTICS}/\w+/(\d+)"
-  numbers = [int(x[1]) for name in arrays if (x := re.fullmatch(form, name))]
-  last = rf"{_STATISTICS}/\w+/{max(numbers, default=0)}"
-  return {k: x for k, x in arrays.items() if not re.fullmatch(last, k)}
-
-
 def _check(
-  arrays: Arrays,
+  arrays: Mapping[str, Any],
   expected: types.Tree,
   config: process.Config,
   saved: records.Record,

@@ -80,16 +80,12 @@ def _compare(options: Options) -> int:
   taken = {*_NAMES, *folders}
   if options.resume:
     taken = set()
-    pool.check_resumed(options.run_dir, options, _MAY_DIFFER)
+    pool.check_resumed(options, _MAY_DIFFER)
   run_dir = run_folders.new(options.run_dir, "compare", taken)
   config = json.dumps(dataclasses.asdict(options), indent=2)
   files.write_file(run_dir / run_folders.CONFIG, config + "\n")
   runs, status = _run_all(options, run_dir)
-  groups = {
-    words: [run for run in runs if run.trial.label == words]
-    for words in options.experiments
-    if words in {run.trial.label for run in runs}
-  }
+  groups = {words: group for words, group in runs.items() if group}
   if not groups:
     return status
   table = _table(groups)
@@ -103,9 +99,9 @@ def _compare(options: Options) -> int:
 
 def _run_all(
   options: Options, run_dir: pathlib.Path
-) -> tuple[list[trials.Result], int]:
+) -> tuple[dict[str, list[trials.Result]], int]:
   """Runs every experiment with every seed; returns runs and exit status."""
-  runs: list[trials.Result] = []
+  runs: dict[str, list[trials.Result]] = {x: [] for x in options.experiments}
   status = 0
   # Seed by seed, so that a slow hour of the machine affects all experiments.
   order = [(k, x) for k in range(options.seeds) for x in options.experiments]
@@ -140,7 +136,8 @@ def _run_all(
         status = 1
         continue
       used = cpu_seconds - before
-      runs.append(trials.Result.read(trial, run_dir, cpu_seconds=used))
+      run = trials.Result.read(trial, run_dir, cpu_seconds=used)
+      runs[trial.label].append(run)
   return runs, ending.status if stop.is_set() else status
 
 

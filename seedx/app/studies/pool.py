@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import queue
 import sys
@@ -161,19 +160,17 @@ class Pool:
       _print(f"{trial.name} {self._newest[trial.name]}")
 
 
-def check_resumed(
-  run_dir: str | os.PathLike[str], options: Any, may_differ: Collection[str]
-) -> None:
+def check_resumed(options: Any, may_differ: Collection[str]) -> None:
   """Checks that only options in `may_differ` changed before a study resumes.
 
   Raises:
     types.ConfigError: there is no study, or its options differ.
   """
   try:
-    past = json.loads(files.Folder(run_dir).read(run_folders.CONFIG))
+    past = json.loads(files.Folder(options.run_dir).read(run_folders.CONFIG))
   except (OSError, ValueError) as error:
     raise types.ConfigError(
-      f"expected --run-dir of the study to resume, found {str(run_dir)!r}"
+      f"expected --run-dir of the study to resume, found {options.run_dir!r}"
       f" ({error})"
     ) from error
   now = json.loads(json.dumps(dataclasses.asdict(options)))

@@ -44,11 +44,7 @@ class Choice:
 class Range:
   """A range of numbers, ends included.
 
-  Attributes:
-    low: smallest number.
-    high: largest number.
-    log: whether draws are uniform in the logarithm.
-    whole: whether only whole numbers are drawn.
+  With `log`, draws are uniform in the logarithm; with `whole`, they are whole.
   """
 
   low: float

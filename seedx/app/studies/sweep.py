@@ -136,12 +136,7 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the sweep; returns its exit status."""
   return command_line.run(
-    _sweep,
-    options=Options(),
-    name="seedx sweep",
-    description=__doc__,
-    argv=argv,
-    positional=("experiment",),
+    _sweep, Options(), "seedx sweep", __doc__, argv, positional=("experiment",)
   )
 
 
@@ -167,7 +162,7 @@ def _sweep(options: Options) -> int:
   space = search.space(options.search, kinds)
   past: Sequence[Mapping[str, str]] = ()
   if options.resume:
-    pool.check_resumed(options.run_dir, options, _MAY_DIFFER)
+    pool.check_resumed(options, _MAY_DIFFER)
     past = pool.Record(pathlib.Path(options.run_dir), _DRAWS).lines()
   if options.method == "grid":
     draws = search.Draws(search.grid(space))
