@@ -210,6 +210,7 @@ class TpeDraws(Draws):
       }
 
   def receive(self, draw: int, score: float | None) -> None:
+    """Reports the score of a draw to the sampler; None if it has failed."""
     state = self._failed if score is None else None
     self._study.tell(self._trials[draw], score, state=state)
 
