@@ -300,11 +300,6 @@ def test_gaussian_matches_scipy_and_its_samples_are_not_clipped():
       distributions.MultiCategorical((6, 1, 3)),
       10,
     ),
-    (
-      specs.BoundedArray((3,), np.uint8, 0, [1, 1, 255]),
-      distributions.MultiCategorical((2, 2, 256)),
-      260,
-    ),
     # A standard deviation of 1, and a mean 2 within a single bound.
     (
       specs.BoundedArray(

@@ -28,7 +28,6 @@ EVENTS = [
 ]
 # Losses with the value that each bootstraps from, at every time step.
 BOOTSTRAPS = {
-  "n_step_returns": lambda x: x["values"],
   "vtrace": lambda x: x["values"],
   "ppo": lambda x: x["behaviour_values"],
 }
