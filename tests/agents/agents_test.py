@@ -81,10 +81,6 @@ KINDS = {
   "continuous": Kind(
     VECTOR, specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0])
   ),
-  "masked": Kind(
-    {"observation": VECTOR, "legal": specs.Array((5,), bool)},
-    action_mask="legal",
-  ),
   "several_choices": Kind(
     VECTOR, specs.BoundedArray((3,), np.int32, 0, [4, 1, 2])
   ),
@@ -711,7 +707,7 @@ def test_only_a_search_plays_both_sides_of_a_game(name):
   config = ALGORITHMS[name].config()
   if name == "alphazero":
     reason = "expected a game whose rules are JAX functions.*TicTacToe"
-    for kind in ("vector", "masked", "continuous"):
+    for kind in ("vector", "normalized_masked", "continuous"):
       with pytest.raises(types.ConfigError, match=reason):
         config.make(KINDS[kind].spec)
   else:

@@ -362,6 +362,20 @@ def test_without_a_search_the_move_is_the_networks():
   assert (output.action == 4).all()
 
 
+def test_an_evaluation_is_the_policy_without_a_search():
+  timestep, params = timestep_at(3), random_params()
+  output, _ = greedy("without_search")(params, jax.random.key(0), timestep)
+  evaluate = alphazero.evaluation(alphazero.Config(hidden_sizes=()), spec_of())
+  states = jax.vmap(GAME.state)(timestep.observation)
+  estimate = jax.jit(evaluate)(params, jax.random.key(1), states)
+  policy = np.asarray(jax.nn.softmax(estimate.logits))
+  np.testing.assert_allclose(policy, output.extras.search_policy, rtol=1e-5)
+  np.testing.assert_array_equal(policy.argmax(-1), output.action)
+  assert len(set(policy.argmax(-1))) > 1 and estimate.value.shape == (SIZE,)
+  mask = timestep.observation["action_mask"]
+  np.testing.assert_array_equal(policy > 0, mask)
+
+
 def test_a_search_prefers_a_won_game_to_the_best_estimate():
   """The network's values have no bounds."""
   rules = boards.TIC_TAC_TOE

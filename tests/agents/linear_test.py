@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from experiments import anakin_dqn
+from experiments import anakin_ppo
 from seedx import types
 from seedx.agents import dqn, ppo, r2d2, rainbow
 from seedx.envs import functional
@@ -52,11 +52,11 @@ def test_a_linear_agent_learns_a_bandit(tmp_path):
   """The command line accepts `,` for no layers."""
   words = (
     f"--env jax:{__name__}:Bandit --hidden-sizes , --total-steps 6400"
-    " --learning-rate 0.03 --reward-scale 1 --replay-capacity 2000"
-    " --replay-min-steps 200 --replay-batch-size 32 --epsilon-steps 1000"
+    " --learning-rate 0.03 --reward-scale 1 --agent a2c --num-envs 8"
+    " --unroll-length 4 --updates-per-call 50"
   ).split()
   words += ["--run-dir", str(tmp_path)]
-  assert programs.main(anakin_dqn, words) == 0
+  assert programs.main(anakin_ppo, words) == 0
   lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
   assert json.loads(lines[-1])["episode_return"] >= 0.9
   settings = json.loads((tmp_path / "config.json").read_text())
