@@ -1,54 +1,10 @@
-"""The interface of replays, and their configs."""
+"""The configs of replays."""
 
 import dataclasses
-from typing import Any, ClassVar, Protocol, Self
-
-import jax
+from typing import Any, ClassVar, Self
 
 from seedx import types
 from seedx.replay import prioritized, ratios, uniform
-
-
-class Replay(Protocol):
-  """A replay of one learner core: pure functions over its state.
-
-  The `data` of a `types.Share` are unrolls.
-  """
-
-  def init(self, example: types.Share) -> types.Tree:
-    """Returns the state of an empty replay, for shares like the example."""
-
-  def add(self, state: Any, share: types.Share) -> types.Tree:
-    """Adds a share's unrolls, which overwrite the oldest ones."""
-
-  def sample(
-    self, state: Any, rng_key: jax.Array, size: int, done: jax.Array
-  ) -> tuple[types.Sample, types.Tree]:
-    """Samples windows of W time steps, with replacement.
-
-    Args:
-      state: state of a replay with at least one unroll.
-      rng_key: random key.
-      size: B, number of windows.
-      done: `[]` float32, fraction of the run's updates that are done, from 0
-        to 1; for schedules.
-
-    Returns:
-      A `types.Sample` of `[W, B, ...]`, and a nest by which `update` finds its
-      windows, or ().
-    """
-
-  def update(self, state: Any, windows: Any, priorities: Any) -> types.Tree:
-    """Sets the priorities `[B]` of a sample's windows, if a replay has any."""
-
-  def measure(self, state: Any) -> dict[str, jax.Array]:
-    """Returns counts `[]` by name, to be summed over cores."""
-
-  def kept(self, state: Any) -> types.Tree:
-    """Returns what a checkpoint stores of a state, not recorded experience."""
-
-  def with_kept(self, state: Any, kept: Any) -> types.Tree:
-    """Returns an initial state with what a checkpoint has stored."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +42,7 @@ class Config:
     streams: int,
     agent: Any = None,
     spec: types.EnvironmentSpec | None = None,
-  ) -> Replay:
+  ) -> uniform.Replay:
     """Makes the replay of a core.
 
     Args:
@@ -155,7 +111,7 @@ class PrioritizedConfig(Config):
     streams: int,
     agent: Any = None,
     spec: types.EnvironmentSpec | None = None,
-  ) -> Replay:
+  ) -> uniform.Replay:
     """Makes the replay of a core, see `Config.make`."""
     del agent, spec
     return prioritized.Prioritized(

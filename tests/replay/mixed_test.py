@@ -135,9 +135,10 @@ def test_windows_are_mixed_and_each_replay_gets_its_own_priorities():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["sync", "anakin"])
-def test_a_pipeline_learns_from_a_mixed_replay_given_only_its_config(
+def test_a_pipeline_learns_from_both_replays_and_saves_only_the_new_experience(
   pipeline, tmp_path
 ):
+  """The pipeline is given only the config of a mixed replay."""
   config = cells.config_of(pipeline, "dqn", tmp_path, 1_000)
   mixed = Config(**cells.REPLAY, probability=0.5)
   config = dataclasses.replace(config, replay=mixed)
@@ -150,15 +151,6 @@ def test_a_pipeline_learns_from_a_mixed_replay_given_only_its_config(
   counts = [round(-8 * lag / 10**6) for lag in lags if lag is not None]
   assert set(counts) <= set(range(9))
   assert 0 < np.mean(counts) < 8
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pipeline", ["sync", "anakin"])
-def test_a_checkpoint_has_the_new_experience_only(pipeline, tmp_path):
-  config = cells.config_of(pipeline, "dqn", tmp_path, 1_000)
-  mixed = Config(**cells.REPLAY, probability=0.5)
-  run = running.Own(dataclasses.replace(config, replay=mixed))
-  cells.run_all(run)
   made = run.process
   kept = made.replay.saved()() if made.replay else made.parts["agent"].saved()
   names = {jax.tree_util.keystr(x) for x, _ in jax.tree.leaves_with_path(kept)}
