@@ -118,13 +118,7 @@ class Config(models.Config):
     player = _Player(self, spec, axis_name)
     optimizer = optimizers.Optimizer.make(self, horizon)
 
-    def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
-      return base.AgentState(
-        params=params,
-        optimizer_state=optimizer.start(params, updates),
-        hyperparameters=base.hyperparameters(self),
-        updates=jnp.int32(updates),
-      )
+    init, start = models.beginnings(self, optimizer, player.model.init)
 
     def gradients(
       state: base.AgentState, rng_key: jax.Array, batch: types.Tree
@@ -140,7 +134,7 @@ class Config(models.Config):
       return models.count_batch(state, ())
 
     return base.Agent(
-      init=lambda rng_key: start(player.model.init(rng_key).params, 0),
+      init=init,
       acting=lambda state: state.params,
       initial_core_state=lambda size: CoreState(jnp.zeros(size, jnp.int32)),
       step=functools.partial(player.step, explores=True),

@@ -134,20 +134,12 @@ def make(
   optimizer = _optimizer(config, policy, horizon)
   pair = _Pair.make(spec, config, policy, space, axis_name, atoms, first_guides)
 
-  def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
-    return base.AgentState(
-      params=params,
-      optimizer_state=optimizer.start(params, updates),
-      hyperparameters=base.hyperparameters(config),
-      updates=jnp.int32(updates),
-      target_params={key: params[key] for key in policy.target_groups},
-    )
-
-  def init(rng_key: jax.Array) -> base.AgentState:
-    variables = pair.init(rng_key)
-    return dataclasses.replace(
-      start(variables.params, 0), statistics=variables.statistics
-    )
+  init, start = models.beginnings(
+    config,
+    optimizer,
+    pair.init,
+    lambda params: {key: params[key] for key in policy.target_groups},
+  )
 
   def acting(state: base.AgentState) -> Acting:
     params = state.params
@@ -394,24 +386,14 @@ class _Pair:
       q_taken, per_step = self.windows.learned(
         (q_taken, self.critic_losses(outputs, *target, steps)), steps
       )
-      loss = losses.mean_share(
-        per_step.loss * importance_weight, per_step.weight, self.axis_name
+      shares = self.windows.shares(
+        per_step.loss * importance_weight,
+        q_taken,
+        per_step,
+        importance_weight,
+        self.axis_name,
       )
-      metrics = {
-        "loss": loss,
-        "q_mean": losses.mean_share(q_taken, per_step.weight, self.axis_name),
-        **replay_windows.diagnostics(
-          td_error=per_step.td_error,
-          weight=per_step.weight,
-          importance_weight=importance_weight,
-          axis_name=self.axis_name,
-        ),
-        "weight": jnp.sum(per_step.weight),
-      }
-      priorities = None
-      if self.windows.replayed:
-        priorities = self.windows.priority(per_step.td_error)
-      return loss, (metrics, priorities)
+      return shares[0]["loss"], shares
 
     gradient, (metrics, priorities) = jax.grad(loss_share, has_aux=True)(
       state.params["critic"]
@@ -490,28 +472,22 @@ class _Pair:
     """
     n = self.windows.n_step if steps.at is None else 1
     stream = steps.step_type, steps.reward, steps.discount
+    arguments = outputs, target_outputs, *stream
     if self.atoms:
       loss = functools.partial(
         losses.categorical_clipped_double_q_learning,
         atoms=jnp.float32(self.atoms),
         n=n,
       )
-      arguments = outputs, target_outputs, *stream
       return jax.vmap(loss, in_axes=1, out_axes=1)(*arguments)
 
-    def loss_of(
-      outputs: jax.Array,
-      target_outputs: jax.Array,
-      entropy_bonus: jax.Array,
-      *stream: jax.Array,
-    ) -> losses.QLearningLoss:
-      return losses.clipped_double_q_learning(
-        outputs, target_outputs, *stream, n=n, entropy_bonus=entropy_bonus
-      )
-
-    return jax.vmap(loss_of, in_axes=1, out_axes=1)(
-      outputs, target_outputs, entropy_bonus, *stream
-    )
+    return jax.vmap(
+      lambda bonus, *stream: losses.clipped_double_q_learning(
+        *stream, n=n, entropy_bonus=bonus
+      ),
+      in_axes=1,
+      out_axes=1,
+    )(entropy_bonus, *arguments)
 
   def q_values(self, outputs: jax.Array) -> jax.Array:
     if not self.atoms:

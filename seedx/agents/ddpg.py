@@ -7,8 +7,8 @@ https://arxiv.org/abs/1804.08617.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ class Config(critics.Config):
     agent = critics.make(
       spec,
       self,
-      _Deterministic(self, space.size),
+      _Deterministic(self, space.size, self.actor_period),
       space,
       axis_name,
       horizon,
@@ -111,24 +111,14 @@ def ladder(num_envs: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Deterministic:
-  """A deterministic policy with noise; see `policies.Policy`."""
+class _Deterministic(policies.Policy):
+  """A deterministic policy with noise."""
 
   config: Config
   num_parameters: int
+  actor_period: int
 
-  rates: ClassVar[Mapping[str, str]] = {
-    "actor": "learning_rate",
-    "critic": "critic_learning_rate",
-  }
   target_groups = ("actor", "critic")
-
-  @property
-  def actor_period(self) -> int:
-    return self.config.actor_period
-
-  def others(self) -> dict[str, types.Tree]:
-    return {}
 
   def explore(
     self,
@@ -153,8 +143,8 @@ class _Deterministic:
     *,
     smooth: bool = False,
   ) -> policies.Proposal:
-    """See `policies.Policy`; Fujimoto et al. 2018, equation 15."""
     del params
+    # The noise of targets: Fujimoto et al. 2018, equation 15.
     action = self.greedy(outputs)
     if smooth and self.config.target_noise:
       noise = self.config.target_noise * noise
@@ -171,7 +161,6 @@ class _Deterministic:
     step_type: jax.Array,
   ) -> tuple[dict[str, losses.ActorLoss], dict[str, jax.Array]]:
     del params
-    limit = self.config.action_gradient_clip or None
     action = jax.lax.stop_gradient(proposal.action)
 
     def total(action: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -180,13 +169,10 @@ class _Deterministic:
 
     gradient, q_values = jax.grad(total, has_aux=True)(action)
 
-    def stream_loss(
-      action: jax.Array, gradient: jax.Array, step_type: jax.Array
-    ) -> losses.ActorLoss:
-      return losses.deterministic_policy_gradient(
-        action, gradient, step_type, gradient_clip=limit
-      )
-
+    stream_loss = functools.partial(
+      losses.deterministic_policy_gradient,
+      gradient_clip=self.config.action_gradient_clip or None,
+    )
     loss = jax.vmap(stream_loss, in_axes=1, out_axes=1)(
       proposal.action, gradient, step_type
     )

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Self
 
 import dm_env.specs
@@ -284,6 +284,37 @@ def check_core(core: nn.Module | None) -> None:
       "expected a core with a method initial_state(batch_size), see"
       f" networks.Core, found {type(core).__name__}"
     )
+
+
+def beginnings(
+  config: Config,
+  optimizer: optimizers.Optimizer,
+  init: Callable[[jax.Array], Variables],
+  targets: Callable[[types.Tree], types.Tree] = lambda params: (),
+) -> tuple[
+  Callable[[jax.Array], base.AgentState],
+  Callable[[types.Tree, int], base.AgentState],
+]:
+  """Returns `base.Agent.init`, from that of a model, and `base.Agent.start`.
+
+  `targets` maps parameters to those of the target network.
+  """
+
+  def start(params: types.Tree, updates: int) -> base.AgentState:
+    return base.AgentState(
+      params=params,
+      optimizer_state=optimizer.start(params, updates),
+      hyperparameters=base.hyperparameters(config),
+      updates=jnp.int32(updates),
+      target_params=targets(params),
+    )
+
+  def begin(rng_key: jax.Array) -> base.AgentState:
+    variables = init(rng_key)
+    state = start(variables.params, 0)
+    return dataclasses.replace(state, statistics=variables.statistics)
+
+  return begin, start
 
 
 def count_batch(state: base.AgentState, moments: types.Tree) -> base.AgentState:

@@ -1,7 +1,7 @@
 """Policies of agents with a critic of (state, action), and their noise."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import dm_env
 import jax
@@ -41,24 +41,17 @@ class Policy(Protocol):
     actor_period: updates between two updates of all groups but the critics.
   """
 
-  @property
-  def num_parameters(self) -> int:
-    """P."""
-
-  @property
-  def rates(self) -> Mapping[str, str]:
-    """See the class."""
-
-  @property
-  def target_groups(self) -> Sequence[str]:
-    """See the class."""
-
-  @property
-  def actor_period(self) -> int:
-    """See the class."""
+  num_parameters: int
+  rates: ClassVar[Mapping[str, str]] = {
+    "actor": "learning_rate",
+    "critic": "critic_learning_rate",
+  }
+  target_groups: ClassVar[Sequence[str]] = ("critic",)
+  actor_period: int = 1
 
   def others(self) -> dict[str, types.Tree]:
     """Returns initial parameters of the other groups."""
+    return {}
 
   def explore(
     self,

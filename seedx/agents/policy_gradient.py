@@ -129,19 +129,7 @@ def make(
   optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
   axes = AXES if separable and policy.in_blocks else None
 
-  def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
-    return base.AgentState(
-      params=params,
-      optimizer_state=optimizer.start(params, updates),
-      hyperparameters=base.hyperparameters(config),
-      updates=jnp.int32(updates),
-    )
-
-  def init(rng_key: jax.Array) -> base.AgentState:
-    variables = policy.init(rng_key)
-    return dataclasses.replace(
-      start(variables.params, 0), statistics=variables.statistics
-    )
+  init, start = models.beginnings(config, optimizer, policy.init)
 
   def gradients(
     state: base.AgentState, rng_key: jax.Array, batch: types.Unroll

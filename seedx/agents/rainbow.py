@@ -83,14 +83,7 @@ class Config(dqn.Config):
   ) -> base.Agent:
     """Makes the agent for an environment; see `base.Config`."""
     value_based.check_discrete(spec)
-    head = networks.QHead(
-      int(spec.action.num_values),
-      self.dueling,
-      self.stream_size,
-      jnp.dtype(self.compute_dtype),
-      self.noise_scale,
-      self.num_atoms,
-    )
+    head = value_based.q_head(spec, self, self.noise_scale, self.num_atoms)
     make = functools.partial(
       value_based.make,
       spec,

@@ -199,6 +199,45 @@ class Windows:
     learned_steps = len(steps.action) - self.n_step + 1
     return jax.tree.map(lambda x: x[:learned_steps], nest)
 
+  def shares(
+    self,
+    loss: jax.Array,
+    q_taken: jax.Array,
+    per_step: losses.QLearningLoss,
+    importance_weight: jax.Array,
+    axis_name: str | None,
+  ) -> tuple[dict[str, jax.Array], jax.Array | None]:
+    """Returns this core's contribution to the metrics, and new priorities.
+
+    The metrics include the "loss" and its "weight". The weighted `loss`, the
+    Q-values of the actions taken, and the losses `per_step` are `[T, B]`;
+    importance weights and priorities are `[B]`. There are no priorities without
+    a replay.
+    """
+    weight, td_error = per_step.weight, per_step.td_error
+
+    def mean(values: jax.Array) -> jax.Array:
+      return losses.mean_share(values, weight, axis_name)
+
+    size = jnp.abs(td_error)
+    # Cores without a learned step do not count in the mean.
+    learns = jnp.float32(jnp.any(weight > 0))
+    p50, p95 = (
+      losses.mean_share(x, learns, axis_name)
+      for x in _percentiles(size, weight, (0.5, 0.95))
+    )
+    return {
+      "loss": mean(loss),
+      "q_mean": mean(q_taken),
+      "weight": jnp.sum(weight),
+      "td_error": mean(size),
+      "td_error_p50": p50,
+      "td_error_p95": p95,
+      "importance_weight": mean(
+        jnp.broadcast_to(importance_weight, weight.shape)
+      ),
+    }, self.priority(td_error) if self.replayed else None
+
   def priority(self, td_error: jax.Array) -> jax.Array:
     """Returns the priorities `[B]` of windows with TD errors `[T, B]`."""
     share = self.priority_max_share
@@ -239,38 +278,6 @@ def update_targets(
     params, state.target_params, state.updates, config.target_period
   )
   return dataclasses.replace(state, target_params=target_params)
-
-
-def diagnostics(
-  td_error: jax.Array,
-  weight: jax.Array,
-  importance_weight: jax.Array,
-  axis_name: str | None,
-) -> dict[str, jax.Array]:
-  """Returns this core's contribution to the diagnostics of TD errors.
-
-  TD errors and weights of the learned steps are `[T, B]`, importance weights
-  `[B]`. A weight is 0 on a reset, 1 elsewhere.
-  """
-
-  def mean(values: jax.Array) -> jax.Array:
-    return losses.mean_share(values, weight, axis_name)
-
-  size = jnp.abs(td_error)
-  # Cores without a learned step do not count in the mean.
-  learns = jnp.float32(jnp.any(weight > 0))
-  p50, p95 = (
-    losses.mean_share(x, learns, axis_name)
-    for x in _percentiles(size, weight, (0.5, 0.95))
-  )
-  return {
-    "td_error": mean(size),
-    "td_error_p50": p50,
-    "td_error_p95": p95,
-    "importance_weight": mean(
-      jnp.broadcast_to(importance_weight, weight.shape)
-    ),
-  }
 
 
 def _percentiles(

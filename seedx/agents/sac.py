@@ -66,7 +66,7 @@ class Config(critics.Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Soft:
+class _Soft(policies.Policy):
   """A stochastic policy; its temperature keeps the whole action's entropy."""
 
   config: Config
@@ -74,12 +74,9 @@ class _Soft:
   target_entropy: float
 
   rates: ClassVar[Mapping[str, str]] = {
-    "actor": "learning_rate",
-    "critic": "critic_learning_rate",
+    **policies.Policy.rates,
     "temperature": "temperature_learning_rate",
   }
-  target_groups = ("critic",)
-  actor_period = 1
 
   def others(self) -> dict[str, types.Tree]:
     """See `policies.Policy`; the temperature is log alpha."""
@@ -147,7 +144,6 @@ class _SoftGaussian(_Soft):
     return policies.Proposal(action, log_prob, self._bonus(params, log_prob))
 
 
-@dataclasses.dataclass(frozen=True)
 class _SoftChoices(_Soft):
   """A policy of discrete actions, whose means over actions are exact."""
 

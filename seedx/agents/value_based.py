@@ -145,25 +145,14 @@ def make(
   windows = config.windows
   if horizon is not None:
     horizon = horizon.with_windows(windows.needs.learned_steps)
-  model = _model(spec, config, head)
+  model = models.Model.make(spec, config, head or q_head(spec, config))
   q_network = _QNetwork(model, loss, axis_name, windows, noisy, bootstraps)
   optimizer = optimizers.Optimizer.make(config, horizon)
   decay_updates = _decay_updates(config, horizon)
 
-  def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
-    return base.AgentState(
-      params=params,
-      optimizer_state=optimizer.start(params, updates),
-      hyperparameters=base.hyperparameters(config),
-      updates=jnp.int32(updates),
-      target_params=params,
-    )
-
-  def init(rng_key: jax.Array) -> base.AgentState:
-    variables = model.init(rng_key)
-    return dataclasses.replace(
-      start(variables.params, 0), statistics=variables.statistics
-    )
+  init, start = models.beginnings(
+    config, optimizer, model.init, lambda params: params
+  )
 
   def acting(state: base.AgentState) -> Acting:
     variables = models.Variables(state.params, state.statistics)
@@ -210,6 +199,23 @@ def check_discrete(spec: types.EnvironmentSpec) -> None:
     )
 
 
+def q_head(
+  spec: types.EnvironmentSpec,
+  config: Config,
+  noise_scale: float = 0.0,
+  parts: int = 0,
+) -> networks.QHead:
+  """Returns the head of an environment's Q-values; see `networks.QHead`."""
+  return networks.QHead(
+    int(spec.action.num_values),
+    config.dueling,
+    config.stream_size,
+    jnp.dtype(config.compute_dtype),
+    noise_scale,
+    parts,
+  )
+
+
 def exploration(config: Config, num_envs: int) -> np.ndarray:
   """Returns the minimum epsilon of each environment, `[num_envs]` float32.
 
@@ -221,18 +227,6 @@ def exploration(config: Config, num_envs: int) -> np.ndarray:
     return np.array([0.01], np.float32)
   rank = np.arange(num_envs) / (num_envs - 1)
   return (0.4 ** (1 + 7 * rank)).astype(np.float32)
-
-
-def _model(
-  spec: types.EnvironmentSpec, config: Config, head: nn.Module | None
-) -> models.Model:
-  head = head or networks.QHead(
-    int(spec.action.num_values),
-    config.dueling,
-    config.stream_size,
-    jnp.dtype(config.compute_dtype),
-  )
-  return models.Model.make(spec, config, head)
 
 
 def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
@@ -354,39 +348,35 @@ class _QNetwork:
     if self.bootstraps and self.windows.have_one_return(self.model, steps):
       steps = self.windows.one_transition(steps)
 
+    at = None if steps.at is None else steps.at[1:]
     target = jax.lax.stop_gradient(
-      self._target_outputs(state, target_key, batch.unroll, steps.at)
+      self._outputs(state, state.target_params, target_key, batch.unroll, at)
     )
+    if at is not None:
+      # No loss depends on the target outputs of the first step.
+      target = jax.tree.map(lambda x: jnp.concatenate([x, x]), target)
 
     def loss_share(
       params: types.Tree,
-    ) -> tuple[jax.Array, dict[str, types.Tree]]:
+    ) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
       online = self._online_outputs(
         state, params, online_key, batch.unroll, steps.at
       )
       q_taken, per_step = self._losses(online, target, steps)
-      loss = losses.mean_share(
-        per_step.loss * batch.importance_weight, per_step.weight, self.axis_name
+      shares = self.windows.shares(
+        per_step.loss * batch.importance_weight,
+        q_taken,
+        per_step,
+        batch.importance_weight,
+        self.axis_name,
       )
-      return loss, {
-        "loss": loss,
-        "q_mean": losses.mean_share(q_taken, per_step.weight, self.axis_name),
-        **replay_windows.diagnostics(
-          td_error=per_step.td_error,
-          weight=per_step.weight,
-          importance_weight=batch.importance_weight,
-          axis_name=self.axis_name,
-        ),
-        "weight": jnp.sum(per_step.weight),
-        "priorities": self.windows.priority(per_step.td_error)
-        if self.windows.replayed
-        else None,
-      }
+      return shares[0]["loss"], shares
 
-    gradients, shares = jax.grad(loss_share, has_aux=True)(state.params)
-    priorities = shares.pop("priorities")  # Not summed over cores.
+    gradients, (metrics, priorities) = jax.grad(loss_share, has_aux=True)(
+      state.params
+    )
     gradients, metrics = losses.sum_over_cores(
-      (gradients, shares), self.axis_name
+      (gradients, metrics), self.axis_name
     )
     weight = metrics.pop("weight")
     return gradients, types.LossOutput(weight, metrics, priorities)
@@ -412,20 +402,6 @@ class _QNetwork:
     params = jax.lax.stop_gradient(params)
     last = self._outputs(state, params, rng_key, unroll, at[1:])
     return jax.tree.map(lambda *x: jnp.concatenate(x), first, last)
-
-  def _target_outputs(
-    self,
-    state: base.AgentState,
-    rng_key: jax.Array,
-    unroll: types.Unroll,
-    at: jax.Array | None,
-  ) -> types.Tree:
-    params = state.target_params
-    if at is None:
-      return self._outputs(state, params, rng_key, unroll)
-    last = self._outputs(state, params, rng_key, unroll, at[1:])
-    # No loss depends on the target outputs of the first step.
-    return jax.tree.map(lambda x: jnp.concatenate([x, x]), last)
 
   def _outputs(
     self,
@@ -459,14 +435,7 @@ class _QNetwork:
     steps: replay_windows.Steps,
   ) -> tuple[jax.Array, losses.QLearningLoss]:
     """Returns, for the learned steps, the actions' Q-values and the losses."""
-    evaluation = Evaluation(
-      outputs=outputs,
-      target_outputs=target_outputs,
-      action=steps.action,
-      step_type=steps.step_type,
-      reward=steps.reward,
-      discount=steps.discount,
-    )
+    evaluation = Evaluation(outputs, target_outputs, *steps[:-1])
     q_taken = jnp.take_along_axis(
       _q_values(outputs)[:-1], steps.action[..., None], axis=-1
     )

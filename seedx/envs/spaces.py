@@ -10,12 +10,7 @@ from seedx import trees, types
 def check_same(
   trained: types.EnvironmentSpec, other: types.EnvironmentSpec, env: str
 ) -> None:
-  """Checks that a policy can play in another environment.
-
-  Args:
-    trained: spec of the environment that the policy was trained in.
-    other: spec of the other environment.
-    env: name of the other environment.
+  """Checks that a policy can play in another environment, of the name `env`.
 
   Raises:
     types.ConfigError: observations or actions differ.
@@ -43,11 +38,10 @@ def _spaces(spec: types.EnvironmentSpec) -> dict[str, str]:
   """Returns the parts of a spec that a policy depends on, in words by name."""
 
   def in_words(leaf: Any, has_bounds: bool) -> str:
-    words = [f"{leaf.dtype} {list(leaf.shape)}"]
+    words = f"{leaf.dtype} {list(leaf.shape)}"
     if has_bounds and hasattr(leaf, "minimum"):
-      bounds = f"{leaf.minimum.tolist()} to {leaf.maximum.tolist()}"
-      words.append(f"from {bounds}")
-    return " ".join(words)
+      words += f" from {leaf.minimum.tolist()} to {leaf.maximum.tolist()}"
+    return words
 
   spaces = {}
   for path, leaf in trees.named_leaves(spec.observation):

@@ -69,8 +69,6 @@ class Critic(nn.Module):
 
   def _critic(self, hidden: jax.Array, num_outputs: int) -> jax.Array:
     for size in self.sizes:
-      layer = nn.Dense(
-        size, dtype=self.dtype, kernel_init=nn.initializers.orthogonal(2.0**0.5)
-      )
+      layer = torsos.dense(size, self.dtype)
       hidden = torsos.ACTIVATIONS[self.activation](layer(hidden))
     return heads.linear(num_outputs, 1.0)(hidden)

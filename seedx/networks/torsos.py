@@ -34,7 +34,7 @@ class MLP(nn.Module):
   def __call__(self, features: jax.Array) -> jax.Array:
     """Maps `[B, F]` to `[B, sizes[-1]]`; returns `[B, F]` without sizes."""
     for size in self.sizes:
-      layer = _dense(size, self.dtype)
+      layer = dense(size, self.dtype)
       features = ACTIVATIONS[self.activation](layer(features))
     return features
 
@@ -62,7 +62,7 @@ class NatureCNN(nn.Module):
       conv = convolutions.Conv(channels, kernel, stride, self.dtype)
       features = nn.relu(conv(features))
     features = features.reshape(features.shape[0], -1)
-    return nn.relu(_dense(self.size, self.dtype)(features))
+    return nn.relu(dense(self.size, self.dtype)(features))
 
 
 class SmallCNN(nn.Module):
@@ -93,7 +93,7 @@ class SmallCNN(nn.Module):
       conv = convolutions.Conv(channels, kernel, self.stride, self.dtype)
       features = nn.relu(conv(features))
     features = features.reshape(features.shape[0], -1)
-    return nn.relu(_dense(self.size, self.dtype)(features))
+    return nn.relu(dense(self.size, self.dtype)(features))
 
 
 class ImpalaResNet(nn.Module):
@@ -124,7 +124,7 @@ class ImpalaResNet(nn.Module):
         block = self._conv(channels)(nn.relu(features))
         features = features + self._conv(channels)(nn.relu(block))
     features = nn.relu(features).reshape(features.shape[0], -1)
-    return nn.relu(_dense(self.size, self.dtype)(features))
+    return nn.relu(dense(self.size, self.dtype)(features))
 
   def _conv(self, channels: int) -> nn.Conv:
     # On CPUs, XLA's convolution is fast enough if it has no stride.
@@ -184,7 +184,7 @@ class BoardNetwork(nn.Module):
       block = self._conv()(_padded(self._activated(features)))
       features += self._conv()(_padded(self._activated(block)))
     features = self._activated(features).reshape(len(board), -1)
-    return nn.relu(_dense(self.size, self.dtype)(features))
+    return nn.relu(dense(self.size, self.dtype)(features))
 
   def _activated(self, features: jax.Array) -> jax.Array:
     return nn.relu(nn.LayerNorm(dtype=self.dtype)(features))
@@ -271,7 +271,8 @@ def _in_bytes(spec: dm_env.specs.Array, image: jax.Array) -> jax.Array:
   return (image.astype(jnp.float32) - low) * (255 / (high - low))
 
 
-def _dense(size: int, dtype: Any) -> nn.Dense:
+def dense(size: int, dtype: Any) -> nn.Dense:
+  """Returns a dense layer for an activation, with an orthogonal kernel."""
   return nn.Dense(
     size, dtype=dtype, kernel_init=nn.initializers.orthogonal(2.0**0.5)
   )

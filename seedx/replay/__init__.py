@@ -1,10 +1,10 @@
 """Experience replay: pure functions over arrays on a device."""
 
-from seedx.replay.config import Config, PrioritizedConfig, Replay
+from seedx.replay.config import Config, PrioritizedConfig
 from seedx.replay.mixed import Mixed
 from seedx.replay.prioritized import Prioritized, PrioritizedState, Windows
 from seedx.replay.ratios import Ratio
-from seedx.replay.uniform import State, Uniform
+from seedx.replay.uniform import Replay, State, Uniform
 
 __all__ = [
   "Config",

@@ -1,57 +1,10 @@
-"""The interface of replays, and their configs."""
+"""The configs of replays."""
 
 import dataclasses
-from typing import Any, ClassVar, Protocol, Self
-
-import jax
+from typing import ClassVar, Self
 
 from seedx import types
 from seedx.replay import prioritized, ratios, uniform
-
-
-class Replay(Protocol):
-  """A replay of one learner core: pure functions over its state.
-
-  The `data` of a `types.Share` are unrolls.
-  """
-
-  def init(self, example: types.Share) -> types.Tree:
-    """Returns the state of an empty replay, for shares like the example."""
-
-  def add(self, state: Any, share: types.Share) -> types.Tree:
-    """Adds a share's unrolls, which overwrite the oldest ones."""
-
-  def sample(
-    self, state: Any, rng_key: jax.Array, size: int, done: jax.Array
-  ) -> tuple[types.Sample, types.Tree]:
-    """Samples windows of W time steps, with replacement.
-
-    Args:
-      state: state of a replay with at least one unroll.
-      rng_key: random key.
-      size: B, number of windows.
-      done: `[]` float32, fraction of the run's updates that are done, from 0
-        to 1; for schedules.
-
-    Returns:
-      A `types.Sample` of `[W, B, ...]`, and a nest by which `update` finds its
-      windows, or ().
-    """
-
-  def update(self, state: Any, windows: Any, priorities: Any) -> types.Tree:
-    """Sets the priorities `[B]` of a sample's windows, if a replay has any."""
-
-  def measure(self, state: Any) -> dict[str, jax.Array]:
-    """Returns counts `[]` by name, to be summed over cores."""
-
-  def recorded(self) -> types.Tree:
-    """Returns what a state has beside what is kept, for `with_kept`."""
-
-  def kept(self, state: Any) -> types.Tree:
-    """Returns what a checkpoint stores of a state, not recorded experience."""
-
-  def with_kept(self, state: Any, kept: Any) -> types.Tree:
-    """Returns a state with what is `kept`; the rest is that of `state`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +48,7 @@ class Config:
     capacity: int,
     period: int | None,
     streams: int,
-  ) -> Replay:
+  ) -> uniform.Replay:
     """Makes the replay of a core.
 
     Args:
@@ -158,7 +111,7 @@ class PrioritizedConfig(Config):
     capacity: int,
     period: int | None,
     streams: int,
-  ) -> Replay:
+  ) -> uniform.Replay:
     """Makes the replay of a core, see `Config.make`."""
     return prioritized.Prioritized(
       capacity,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import types
-from seedx.replay import prioritized, sum_tree
+from seedx.replay import prioritized, sum_tree, uniform
 
 
 class State(NamedTuple):
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Mixed:
+class Mixed(uniform.Replay):
   """Two replays of one kind: each window is a demonstration with a probability.
 
   Each replay has priorities and importance weights of its own, so the weights

@@ -51,7 +51,7 @@ class Windows(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Prioritized:
+class Prioritized(uniform.Replay):
   """A ring of unrolls; pure functions over its `PrioritizedState`.
 
       P(i) = p_i^alpha / sum_k p_k^alpha
@@ -86,7 +86,7 @@ class Prioritized:
     _ = self._ring  # Checks the sizes.
 
   def init(self, example: types.Share) -> PrioritizedState:
-    """Returns the state of an empty replay; see `config.Replay`.
+    """Returns the state of an empty replay; see `uniform.Replay`.
 
     Raises:
       types.ConfigError: an unroll is shorter than a window, S is larger than
@@ -140,7 +140,7 @@ class Prioritized:
     """Samples windows in proportion to priority ** alpha.
 
     Sampling is stratified: the sum of priority ** alpha is divided into B equal
-    ranges, with one draw from each. See `config.Replay`.
+    ranges, with one draw from each. See `uniform.Replay`.
     """
     width = sum_tree.total(state.tree) / size
     leaf = sum_tree.find(
@@ -183,21 +183,6 @@ class Prioritized:
   def measure(self, state: PrioritizedState) -> dict[str, jax.Array]:
     """Returns the number of priorities that were replaced by 0, see `add`."""
     return {"priorities_clamped": state.clamped}
-
-  def recorded(self) -> tuple[()]:
-    """Returns nothing: all experience is new."""
-    return ()
-
-  def kept(self, state: PrioritizedState) -> PrioritizedState:
-    """Returns the whole state."""
-    return state
-
-  def with_kept(
-    self, state: PrioritizedState, kept: PrioritizedState
-  ) -> PrioritizedState:
-    """Returns the stored state."""
-    del state
-    return kept
 
   @property
   def _ring(self) -> uniform.Uniform:

@@ -1,4 +1,6 @@
-"""A uniform replay, which stores each time step once and samples windows.
+"""The interface of replays, and a uniform replay.
+
+The uniform replay stores each time step once and samples windows.
 
 Consecutive unrolls have steps in common, because a window begins at each step
 of an environment, or because sequences overlap. The unrolls share the rows of
@@ -11,7 +13,7 @@ continue the last one. Unrolls do not, when environments come and go.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import chex
 import jax
@@ -20,6 +22,59 @@ import jax.numpy as jnp
 from seedx import types
 from seedx.on_cpu import packing
 from seedx.replay import rows
+
+
+class Replay(Protocol):
+  """A replay of one learner core: pure functions over its state.
+
+  The `data` of a `types.Share` are unrolls.
+  """
+
+  def init(self, example: types.Share) -> types.Tree:
+    """Returns the state of an empty replay, for shares like the example."""
+
+  def add(self, state: Any, share: types.Share) -> types.Tree:
+    """Adds a share's unrolls, which overwrite the oldest ones."""
+
+  def sample(
+    self, state: Any, rng_key: jax.Array, size: int, done: jax.Array
+  ) -> tuple[types.Sample, types.Tree]:
+    """Samples windows of W time steps, with replacement.
+
+    Args:
+      state: state of a replay with at least one unroll.
+      rng_key: random key.
+      size: B, number of windows.
+      done: `[]` float32, fraction of the run's updates that are done, from 0
+        to 1; for schedules.
+
+    Returns:
+      A `types.Sample` of `[W, B, ...]`, and a nest by which `update` finds its
+      windows, or ().
+    """
+
+  def update(self, state: Any, windows: Any, priorities: Any) -> types.Tree:
+    """Sets the priorities `[B]` of a sample's windows, if a replay has any."""
+    del windows, priorities
+    return state
+
+  def measure(self, state: Any) -> dict[str, jax.Array]:
+    """Returns counts `[]` by name, to be summed over cores."""
+    del state
+    return {}
+
+  def recorded(self) -> types.Tree:
+    """Returns what a state has beside what is kept; () for nothing."""
+    return ()
+
+  def kept(self, state: Any) -> types.Tree:
+    """Returns what a checkpoint stores of a state, not recorded experience."""
+    return state
+
+  def with_kept(self, state: Any, kept: Any) -> types.Tree:
+    """Returns an initial state with what a checkpoint has stored."""
+    del state
+    return kept
 
 
 class State(NamedTuple):
@@ -48,7 +103,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform:
+class Uniform(Replay):
   """A ring of unrolls; pure functions over its `State`.
 
   An unroll of length L has L - window + 1 windows. With a `period` T, unroll
@@ -75,7 +130,7 @@ class Uniform:
     types.check_range("window", self.window, 1, 2**31 - 1)
 
   def init(self, example: types.Share) -> State:
-    """Returns the state of an empty replay; see `config.Replay`.
+    """Returns the state of an empty replay; see `Replay`.
 
     Raises:
       types.ConfigError: an unroll is shorter than a window, S is larger than
@@ -134,7 +189,7 @@ class Uniform:
   def sample(
     self, state: State, rng_key: jax.Array, size: int, done: types.Array = 0.0
   ) -> tuple[types.Sample, tuple[()]]:
-    """Samples windows uniformly, with replacement; see `config.Replay`.
+    """Samples windows uniformly, with replacement; see `Replay`.
 
     A window at the start of an unroll has the unroll's core state; all other
     windows have zeros.
@@ -151,31 +206,6 @@ class Uniform:
       importance_weight=jnp.ones(size, jnp.float32),
     )
     return sample, ()
-
-  def update(
-    self, state: State, windows: tuple[()], priorities: jax.Array | None
-  ) -> State:
-    """Returns the state unchanged: there are no priorities."""
-    del windows, priorities
-    return state
-
-  def measure(self, state: State) -> dict[str, jax.Array]:
-    """Returns no counts."""
-    del state
-    return {}
-
-  def recorded(self) -> tuple[()]:
-    """Returns nothing: all experience is new."""
-    return ()
-
-  def kept(self, state: State) -> State:
-    """Returns the whole state."""
-    return state
-
-  def with_kept(self, state: State, kept: State) -> State:
-    """Returns the stored state."""
-    del state
-    return kept
 
   def num_windows(self, state: State) -> int:
     """Returns the number of windows in an unroll."""

@@ -311,19 +311,6 @@ def test_an_agents_first_moves_in_a_game_are_random():
   assert not varies[moves >= 2].any() and varies[moves < 2].mean() > 0.8
 
 
-def test_steps_return_legal_moves_and_the_policies_of_searches():
-  take = acting()
-  for step in range(12):
-    timestep = timestep_at(step)  # Also of finished games.
-    moves = np.full(SIZE, step % 2 * 3, np.int32)
-    output, *_ = take(random_params(), jax.random.key(step), timestep, moves)
-    mask, policy = timestep.observation["action_mask"], output.extras[0]
-    assert output.action.dtype == np.int32
-    assert mask[np.arange(SIZE), output.action].all()
-    assert not policy[~mask].any()
-    np.testing.assert_allclose(policy.sum(-1), 1, rtol=1e-5)
-
-
 def test_the_settings_of_a_search_reach_it(monkeypatch):
   settings = {
     "num_simulations": 3,
@@ -357,29 +344,36 @@ def greedy(name):
   return act
 
 
-def test_moves_without_a_search_are_deterministic():
-  act, timestep = greedy("without_search"), timestep_at(1)
-  one, two = (act(random_params(), jax.random.key(k), timestep) for k in (0, 1))
-  jax.tree.map(np.testing.assert_array_equal, one, two)
-  assert len(set(np.asarray(one[0].action))) > 1
-  assert (one[1].moves == 1).all()
-
-
 def test_without_a_search_the_move_is_the_networks():
   preferences = np.array([0, 5, 1, 2, 9, 3, 4, 8, 7])
   timestep = timestep_at(3)
   mask = timestep.observation["action_mask"]
-  output, _ = greedy("without_search")(
+  output, core_state = greedy("without_search")(
     params_of(policy_bias=preferences), jax.random.key(0), timestep
   )
   expected = np.where(mask, preferences, -1).argmax(-1)
   np.testing.assert_array_equal(output.action, expected)
+  assert (core_state.moves == 1).all()
   # A search of the first position follows strong preferences, too.
   timestep = timestep_at(0)
   output, _ = greedy("greedy")(
     params_of(policy_bias=10 * preferences), jax.random.key(0), timestep
   )
   assert (output.action == 4).all()
+
+
+def test_an_evaluation_is_the_policy_without_a_search():
+  timestep, params = timestep_at(3), random_params()
+  output, _ = greedy("without_search")(params, jax.random.key(0), timestep)
+  evaluate = alphazero.evaluation(alphazero.Config(hidden_sizes=()), spec_of())
+  states = jax.vmap(GAME.state)(timestep.observation)
+  estimate = jax.jit(evaluate)(params, jax.random.key(1), states)
+  policy = np.asarray(jax.nn.softmax(estimate.logits))
+  np.testing.assert_allclose(policy, output.extras.search_policy, rtol=1e-5)
+  np.testing.assert_array_equal(policy.argmax(-1), output.action)
+  assert len(set(policy.argmax(-1))) > 1 and estimate.value.shape == (SIZE,)
+  mask = timestep.observation["action_mask"]
+  np.testing.assert_array_equal(policy > 0, mask)
 
 
 def test_a_search_prefers_a_won_game_to_the_best_estimate():

@@ -155,18 +155,14 @@ def check_updates(name, learner_of, updates=6, **fields):
   return learner, states
 
 
-def with_params(state, **groups):
-  return dataclasses.replace(state, params=state.params | groups)
-
-
 ROWS = 4000
 
 
 def still(state):
   """Returns a state whose actor's outputs are 0, after an update."""
   zeros = jax.tree.map(np.zeros_like, state.params["actor"])
-  state = with_params(state, actor=zeros)
-  return dataclasses.replace(state, updates=np.int32(1))
+  params = state.params | {"actor": zeros}
+  return dataclasses.replace(state, params=params, updates=np.int32(1))
 
 
 def inputs_of(rows=ROWS, exploration=0.0, step_type=dm_env.StepType.MID):

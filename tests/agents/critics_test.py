@@ -36,7 +36,6 @@ from tests.agents.critics_cases import (
   sample_of,
   state_of,
   still,
-  with_params,
 )
 
 # Gradients of the groups
@@ -50,53 +49,6 @@ def gradients_of(name, state, sample, **fields):
 def assert_differ(actual, expected):
   gaps = jax.tree.map(lambda x, y: np.abs(x - y).max(), actual, expected)
   assert max(jax.tree.leaves(gaps)) > 1e-4
-
-
-@pytest.mark.parametrize("name", ["ddpg", "sac"])
-def test_a_group_has_the_gradient_of_its_own_loss_only(name):
-  state, sample = state_of(name), sample_of(agent_of(name))
-  expected = gradients_of(name, state, sample)
-  # Rewards are in the loss of the critics only.
-  timestep = sample.unroll.inputs.timestep
-  inputs = sample.unroll.inputs._replace(
-    timestep=timestep._replace(reward=timestep.reward + 1)
-  )
-  other = sample._replace(unroll=sample.unroll._replace(inputs=inputs))
-  actual = gradients_of(name, state, other)
-  assert_differ(actual.pop("critic"), expected["critic"])
-  assert set(actual) == set(state.params) - {"critic"}
-  for key, gradient in actual.items():
-    chex.assert_trees_all_equal(gradient, expected[key])
-  params = jax.tree.map(lambda x: 1.1 * x, state.params)
-  if name == "ddpg":
-    # The learned actor is in the loss of the actor only.
-    actual = gradients_of(
-      name, with_params(state, actor=params["actor"]), sample
-    )
-    chex.assert_trees_all_equal(actual["critic"], expected["critic"])
-    assert_differ(actual["actor"], expected["actor"])
-  else:
-    # The critics are not in the loss of the temperature.
-    actual = gradients_of(
-      name, with_params(state, critic=params["critic"]), sample
-    )
-    np.testing.assert_array_equal(
-      actual["temperature"], expected["temperature"]
-    )
-    assert_differ(actual["actor"], expected["actor"])
-
-
-def test_each_group_learns_at_its_own_rate():
-  rates = {"actor": "learning_rate", "critic": "critic_learning_rate"}
-  rates["temperature"] = "temperature_learning_rate"
-  sample = sample_of(agent_of("sac"))
-  for learned in rates:
-    values = {rate: 0.1 * (key == learned) for key, rate in rates.items()}
-    state = cases.with_hyperparameters(state_of("sac"), **values)
-    params = jitted("update", "sac")(state, jax.random.key(0), sample)[0].params
-    for key, group in params.items():
-      check = assert_differ if key == learned else chex.assert_trees_all_equal
-      check(group, state.params[key])
 
 
 class FourSteps(sac.Config):
@@ -394,12 +346,3 @@ def test_actors_compute_the_priorities_of_the_learner(
       actual[:, start], output.priorities, rtol=1e-3, atol=1e-5
     )
   assert np.std(actual) > 1e-2 and np.any(actual == 0)
-
-
-# Refusals
-
-
-def test_self_play_is_refused():
-  message = "one player.*--env-options opponent=random"
-  with pytest.raises(types.ConfigError, match=message):
-    sac.Config().make(dataclasses.replace(VECTOR, players=2))

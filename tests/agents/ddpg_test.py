@@ -35,30 +35,6 @@ def test_td3_matches_numpy():
   assert learner.clipped_noise > 10 and learner.clipped_actions >= 10
 
 
-def test_targets_have_the_smallest_of_the_critics_values():
-  state = critics_cases.state_of("td3", **NOISY)
-  sample = critics_cases.sample_of(critics_cases.agent_of("td3"))
-
-  def priorities(*raised):
-    """Returns the errors with constants added to the two target critics."""
-    target = jax.tree.map(np.copy, state.target_params)
-    head = target["critic"]["params"]["head"]
-    for name, value in zip(("Dense_2", "Dense_5"), raised, strict=True):
-      head[name]["bias"] += np.float32(value)
-    _, output = critics_cases.jitted("gradients", "td3", **NOISY)(
-      dataclasses.replace(state, target_params=target),
-      jax.random.key(0),
-      sample,
-    )
-    return np.asarray(output.priorities)
-
-  first, second = priorities(0, 100), priorities(100, 0)
-  np.testing.assert_array_equal(first, priorities(0, 200))
-  np.testing.assert_array_equal(second, priorities(200, 0))
-  assert np.abs(first - second).max() > 1e-2
-  assert np.median(priorities(0, -100)) > 80
-
-
 def test_without_a_replay_all_steps_of_an_unroll_are_learned_from():
   """The last returns have less than three steps."""
   fields = {"replayed": False, "n_step": 3}
@@ -189,11 +165,6 @@ def test_td3_is_ddpg_with_three_changes():
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"num_atoms": 1}, "at least 2 num_atoms"),
-    (
-      {"num_atoms": 3, "value_min": 2.0, "value_max": 2.0},
-      "a larger value_max, found 3 from 2.0 to 2.0",
-    ),
     # These numbers are equal in float32.
     (
       {"num_atoms": 3, "value_min": 1e8, "value_max": 1e8 + 1},

@@ -289,12 +289,6 @@ def test_td_errors_and_gradients_match_numpy(
   assert np.any(clipped != errors) == (huber_delta > 0)
 
 
-def every_step(name, **fields):
-  """Returns an agent that evaluates all steps of its windows."""
-  config = config_of(**fields)
-  return value_based.make(SPECS[name], config, dqn.loss_of(config))
-
-
 @pytest.mark.parametrize(
   ("name", "fields"),
   conftest.slow_but(
@@ -308,11 +302,13 @@ def every_step(name, **fields):
 def test_gradients_are_those_of_evaluating_all_steps_of_a_window(name, fields):
   unroll = unroll_of(name, stack_frames=fields.get("stack_frames", 1))
   batch = sample_of(cases.part(unroll, agent_of(name, **fields).needs.window))
+  config = config_of(**fields)
+  every_step = value_based.make(SPECS[name], config, dqn.loss_of(config))
   actual, expected = (
     gradients(state_of(name, **fields), jax.random.key(0), batch)
     for gradients in (
       jitted("gradients", name, **fields),
-      jax.jit(every_step(name, **fields).gradients),
+      jax.jit(every_step.gradients),
     )
   )
   assert 0 < actual[1].weight < 40

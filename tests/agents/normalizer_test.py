@@ -123,19 +123,6 @@ def test_features_that_are_constant_within_a_batch_count_too():
   assert float(statistics.variance[0][0]) == pytest.approx(4.0, rel=1e-3)
 
 
-def test_batches_without_variance_lower_the_variance():
-  rng, statistics = np.random.default_rng(0), normalizer.init(ONE)
-  parts = []
-  for updates in range(60):
-    batch = 2.0 + (updates % 3 == 0) * rng.normal(size=(5, 8, 1))
-    parts.append(batch)
-    batch = batch.astype(np.float32)
-    statistics = merge(statistics, measure_one(statistics, batch, ONES))
-  assert float(statistics.variance[0][0]) == pytest.approx(
-    np.var(parts), rel=0.01
-  )
-
-
 def test_batches_measured_with_an_old_mean_count_the_same():
   """A3C's workers measure with an old mean; batches are merged one by one."""
   rng = np.random.default_rng(0)

@@ -87,39 +87,6 @@ def test_each_group_has_its_own_metrics():
     assert metrics[f"gradient_norm_{key}"] == norm
 
 
-def test_an_actor_and_a_critic_learn_at_two_rates():
-  """Only the critic learns the bandit if the actor's rate is 0."""
-  pays = jnp.float32([0.0, 1.0])
-
-  def loss(params):
-    policy = jax.nn.softmax(params["actor"])
-    q_values = params["critic"]
-    return 0.5 * jnp.sum(jnp.square(pays - q_values)) - jnp.sum(
-      policy * jax.lax.stop_gradient(q_values)
-    )
-
-  optimizer = optimizers.Optimizer.make(CONFIG, None, rates=NAMES)
-  gradient = jax.grad(loss)
-
-  @jax.jit
-  def train(actor_rate):
-    params = {"actor": jnp.zeros(2), "critic": jnp.zeros(2)}
-    rates = {"learning_rate": actor_rate, "critic_rate": 0.05}
-    start = state_of(optimizer, params, **rates)
-    return jax.lax.fori_loop(
-      0,
-      200,
-      lambda _, state: optimizer.descend(state, gradient(state.params)),
-      start,
-    ).params
-
-  for rate, expected in ((0.0, [0.5, 0.5]), (0.05, [0.0, 1.0])):
-    params = train(rate)
-    np.testing.assert_allclose(params["critic"], pays, atol=0.02)
-    policy = jax.nn.softmax(params["actor"])
-    np.testing.assert_allclose(policy, expected, atol=0.02)
-
-
 def test_parameters_of_other_groups_are_refused():
   optimizer = optimizer_of()
   for params, message in (
@@ -134,7 +101,7 @@ def test_parameters_of_other_groups_are_refused():
       optimizer.start(params, 0)
 
 
-@pytest.mark.parametrize("kind", ["adam", "rmsprop", "transformation"])
+@pytest.mark.parametrize("kind", ["adam", "transformation"])
 def test_a_group_with_a_period_skips_the_updates_that_are_not_due(kind):
   """The skipped gradients change neither parameters nor moments."""
   fields = {"optimizer": kind}

@@ -85,17 +85,3 @@ def test_a_diagnostic_with_the_name_of_a_metric_is_refused():
   unroll = unroll_of(agent)
   with pytest.raises(types.ConfigError, match=r"of their own, found entropy"):
     jax.eval_shape(agent.gradients, state, jax.random.key(0), unroll)
-
-
-@pytest.mark.slow
-def test_ppo_with_the_penalty_learns_cartpole(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  mine = own_module()
-  monkeypatch.setitem(sys.modules, "my_kl", mine)
-  run = mine.app.train(
-    mine.sync.Config(agent=mine.Config(), total_steps=200_000),
-    run_dir="run",
-    quiet=True,
-    stop_at=450,
-  )
-  assert run.metrics["episode_return"] >= 450

@@ -325,7 +325,6 @@ def test_a_module_that_is_no_core_is_refused(config):
 @pytest.mark.parametrize(
   ("pipeline", "name"),
   [
-    ("impala", "vtrace"),
     ("a3c", "a2c"),
     ("gorila", "r2d2"),
     ("apex", "r2d2"),

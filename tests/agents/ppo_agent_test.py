@@ -224,25 +224,6 @@ def test_each_epoch_draws_minibatches_and_normalizes_each():
   assert np.mean(epochs[0] != epochs[1]) > 0.5
 
 
-@pytest.mark.slow
-def test_4_cores_update_like_one():
-  fields = {"epochs": 2, "normalize_observations": True}
-  state, unroll = state_of(**fields), unroll_of()
-  agent = agent_of(axis=sharding.CORES, **fields)
-  update = sharding.per_core(
-    agent.update,
-    sharding.mesh(jax.devices()[:4]),
-    (sharding.REPLICATED, sharding.REPLICATED, sharding.UNROLL),
-    sharding.REPLICATED,
-  )
-  actual, output = update(state, KEY, unroll)
-  expected, expected_output = jitted("update", **fields)(state, KEY, unroll)
-  assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
-  assert_close(actual.statistics, expected.statistics)
-  assert output.weight == expected_output.weight
-  assert cases.difference(expected.params, state.params) > 1e-3
-
-
 # Epochs
 
 

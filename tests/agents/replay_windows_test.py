@@ -114,9 +114,3 @@ def test_targets_are_averaged_every_period():
       np.testing.assert_allclose(new_target, expected, rtol=1e-5)
       assert np.abs(new_target - target).max() > 0.05
     target = new_target
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
-def test_a_rate_outside_0_to_1_is_refused(rate):
-  with pytest.raises(types.ConfigError, match="expected target_rate from"):
-    replay_windows.Config(target_rate=rate)

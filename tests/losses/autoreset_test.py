@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seedx import losses
-from tests.losses import cases, references, streams
+from tests.losses import cases, streams
 from tests.losses.streams import FIRST, LAST, MID
 
 GAMMA = 0.9
@@ -28,7 +28,6 @@ EVENTS = [
 ]
 # Losses with the value that each bootstraps from, at every time step.
 BOOTSTRAPS = {
-  "n_step_returns": lambda x: x["values"],
   "vtrace": lambda x: x["values"],
   "ppo": lambda x: x["behaviour_values"],
 }
@@ -96,52 +95,6 @@ def test_td_errors_of_same_step_resets_equal_those_of_whole_episodes(double):
   chex.assert_trees_all_close(
     actual, jax.tree.map(lambda x: x[kept], expected), rtol=1e-4, atol=1e-4
   )
-
-
-def test_critics_losses_of_same_step_resets_equal_those_of_whole_episodes():
-  stream = whole_stream()
-  values = stream["critics.target_q_values"].min(-1) + stream["entropy_bonus"]
-  kept, arguments = same_step(stream, values)
-  case = cases.CASES["clipped_double_q_learning"]
-  actual = jax.jit(lambda x: case(x, n=2))(arguments)
-  expected = case.reference(stream, stream, n=2)
-  chex.assert_trees_all_close(
-    actual, jax.tree.map(lambda x: x[kept], expected), rtol=1e-4, atol=1e-4
-  )
-
-
-def test_categorical_critics_bootstrap_from_the_mean_at_same_step_resets():
-  stream = whole_stream()
-  means = np.random.default_rng(0).normal(size=11).astype(np.float32)
-  kept, arguments = same_step(stream, means)
-  case = cases.CASES["categorical_clipped_double_q_learning"]
-  expected = np.array(case.reference(stream, stream).loss)
-  truncated = (stream["step_type"] == LAST) & (stream["discount"] > 0)
-  ends = np.flatnonzero(truncated)
-  assert len(ends) == 2
-  for end in ends:
-    value = stream["reward"][end] + GAMMA * means[end]
-    target = references.projected([value], [1.0], cases.WIDE)
-    expected[end - 1] = sum(
-      references.divergence(target, logits)
-      for logits in stream["critics.logits"][end - 1]
-    )
-  loss = jax.jit(case)(arguments).loss
-  np.testing.assert_allclose(loss, expected[kept], rtol=1e-4, atol=1e-4)
-
-
-def test_the_returns_of_one_step_episodes_are_worked_by_hand():
-  stream = from_same_step(
-    np.float32([1, 2, 3]),
-    np.array([True, False, False]),
-    np.array([False, True, False]),
-    np.float32([9, 10, 9]),
-    gamma=0.5,
-  )
-  values = np.float32([7, 7, 7, 4])
-  returns = jax.jit(losses.lambda_returns)(values, *stream)
-  # A termination, a truncation, and a step that bootstraps at the end.
-  assert returns.tolist() == [1, 2 + 0.5 * 10, 3 + 0.5 * 4]
 
 
 def test_an_episode_that_terminates_and_is_truncated_does_not_bootstrap():

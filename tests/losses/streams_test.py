@@ -19,18 +19,6 @@ def test_a_reset_has_the_last_value_as_reward_and_no_weight():
   np.testing.assert_array_equal(steps.weight, [1.0, 0.0, 1.0])
 
 
-def test_a_stream_that_begins_with_an_episode_has_no_reset_there():
-  steps = jax.jit(losses.transitions)(
-    np.array([FIRST, MID, LAST]),
-    np.array([50.0, 1.0, 2.0]),
-    np.array([1.0, 0.5, 0.0]),
-    np.array([3.0, 4.0, 5.0]),
-  )
-  np.testing.assert_array_equal(steps.reward_t, [1.0, 2.0])
-  np.testing.assert_array_equal(steps.discount_t, [0.5, 0.0])
-  np.testing.assert_array_equal(steps.weight, [1.0, 1.0])
-
-
 def test_transitions_have_no_gradient_with_respect_to_values():
   def total(values):
     steps = losses.transitions(

@@ -97,6 +97,17 @@ def test_critics_begin_with_different_parameters():
   assert np.abs(output[..., 0] - output[..., 1]).mean() > 0.1
 
 
+def test_products_of_critics_have_one_batch_axis():
+  critic = networks.Critic((4,), 2)
+  params = helpers.random_params(critic, FEATURES, ACTION)
+  program = jax.make_jaxpr(
+    jax.grad(lambda x: critic.apply(x, FEATURES, ACTION).sum())
+  )(params)
+  products = [x for x in program.eqns if x.primitive.name == "dot_general"]
+  ranks = {x.aval.ndim for product in products for x in product.invars}
+  assert len(products) >= 6 and ranks == {2}
+
+
 def test_only_hidden_layers_of_a_critic_are_in_half_precision():
   exact, half = (
     networks.Critic((8,), 2, dtype=x) for x in ("float32", "bfloat16")

@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 
 from seedx import networks, types
-from seedx.networks import torsos
+from seedx.networks import convolutions, torsos
 from tests.networks import helpers
 
 
@@ -133,19 +133,33 @@ def test_impala_is_three_sections_of_two_residual_blocks():
   np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-  ("image_torso", "module", "size"),
-  [("nature", networks.NatureCNN, 36), ("impala", networks.ImpalaResNet, 12)],
-)
-def test_brightness_does_not_change_features(image_torso, module, size):
+def test_each_image_is_standardized():
   rng = np.random.default_rng(0)
-  images = rng.integers(0, 100, (3, 2, size, size), np.uint8)
-  torso = networks.Torso(
-    (specs.Array(images.shape[1:], np.uint8),), (), image_torso
+  images = rng.integers(0, 256, (5, 20, 24, 2), np.uint8)
+  images[1] //= 16
+  images[2] = 87  # Blank.
+  images[3] = 0
+  images[4, ..., 1] = 255
+  actual = jax.jit(convolutions.standardize)(images)
+  assert actual.dtype == jnp.float32
+  half = jax.eval_shape(
+    lambda x: convolutions.standardize(x, jnp.bfloat16), images
   )
+  assert half.dtype == jnp.bfloat16
+  pixels = images.astype(np.float64)
+  mean = pixels.mean((1, 2, 3), keepdims=True)
+  variance = pixels.var((1, 2, 3), keepdims=True)
+  expected = (pixels - mean) * (variance + 1) ** -0.5
+  # The variance is a difference of large squares in float32.
+  np.testing.assert_allclose(actual, expected, rtol=1e-2, atol=1e-4)
+
+
+def test_brightness_does_not_change_features():
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 100, (3, 2, 36, 36), np.uint8)
+  torso = networks.Torso((specs.Array(images.shape[1:], np.uint8),), ())
   params = helpers.random_params(torso, images)
   apply = jax.jit(torso.apply)
-  assert list(params["params"]) == [f"{module.__name__}_0"]
   dark, bright = (
     np.asarray(apply(params, x)) for x in (images, images + np.uint8(150))
   )

@@ -80,8 +80,10 @@ def test_samples_all_windows_of_the_newest_unrolls_and_no_others(sizes, data):
     assert int(state.inserted) == inserted
 
 
-@pytest.mark.parametrize(("keys", "batch_size"), [(1, 20_000), (5_000, 4)])
-@pytest.mark.parametrize(("items", "kept"), [(3, [0, 1, 2]), (7, [3, 4, 5, 6])])
+@pytest.mark.parametrize(
+  ("keys", "batch_size", "items", "kept"),
+  [(1, 20_000, 3, [0, 1, 2]), (5_000, 4, 7, [3, 4, 5, 6])],
+)
 def test_windows_are_equally_probable(keys, batch_size, items, kept):
   init, add, _ = programs()
   state = init(cases.share_of([0]))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import sys
@@ -26,6 +27,7 @@ ACTING = "acting"
 REPLAY = "replay"
 # Directory of the checkpoints in a run's directory.
 DIRECTORY = "checkpoints"
+_setting = functools.partial(types.setting, changes="resume", labels=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,18 +45,12 @@ class Config:
       kept, too; 0 for none.
   """
 
-  checkpoint_every_seconds: float = types.setting(
-    60.0, changes="resume", labels=False, low=0.0, high=types.MAX_SECONDS
+  checkpoint_every_seconds: float = _setting(
+    60.0, low=0.0, high=types.MAX_SECONDS
   )
-  checkpoint_replay_gib: float = types.setting(
-    1.0, changes="resume", labels=False, low=0.0
-  )
-  keep_checkpoints: int = types.setting(
-    2, changes="resume", labels=False, low=1
-  )
-  keep_every_steps: int = types.setting(
-    0, changes="resume", labels=False, low=0
-  )
+  checkpoint_replay_gib: float = _setting(1.0, low=0.0)
+  keep_checkpoints: int = _setting(2, low=1)
+  keep_every_steps: int = _setting(0, low=0)
 
   def __post_init__(self) -> None:
     types.check_settings(self)
@@ -112,16 +108,15 @@ def first_whole(
   wanted: Callable[[], Sequence[int]],
   read: Callable[[int], Read],
 ) -> tuple[int, Read]:
-  """Reads the first undamaged checkpoint; reports the damaged ones before it.
+  """Returns the first undamaged checkpoint's env steps, and what was read.
+
+  Reports the damaged ones before it.
 
   Args:
     checkpoints: the checkpoints; the run may still be training.
     wanted: returns the env steps of the checkpoints to try, in order.
     read: reads the checkpoint at these env steps; raises `checkpoint.Damaged`
       to try the next one.
-
-  Returns:
-    The env steps of the checkpoint, and the result of `read`.
 
   Raises:
     types.ConfigError: no checkpoint can be read.
@@ -183,7 +178,6 @@ class Checkpointer:
     config: Config,
     evaluation: evaluations.Periodic | None,
   ) -> None:
-    """Makes a checkpointer; without evaluations, `evaluation` is None."""
     self._line: Mapping[str, metrics.Value] = {}
     self.is_saved = False
     self.unwritten: list[str] = []
@@ -255,14 +249,13 @@ class Checkpointer:
     if not saves and not evaluates:
       return
     try:
-      saved = self._save(evaluates)
+      steps, acting = self._save(evaluates)
     except wire.WireError as error:
       if error.code is not wire.StatusCode.UNAVAILABLE:
         raise
       return  # The parameter server restarts; a later check saves.
     if self._evaluation is not None and evaluates:
-      steps = self._run.clock.of(saved)
-      self._evaluation.start(steps, self._run.policy(saved))
+      self._evaluation.start(steps, acting)
 
   def finish(self, interrupted: bool) -> None:
     """Saves a last checkpoint, and evaluates it unless interrupted.
@@ -270,7 +263,7 @@ class Checkpointer:
     After an OSError, such as a full disk, `is_saved` is False.
     """
     try:
-      saved = self._save()
+      env_steps, acting = self._save()
     except wire.WireError as error:
       if not interrupted or error.code is not wire.StatusCode.UNAVAILABLE:
         raise
@@ -282,13 +275,11 @@ class Checkpointer:
       )
       return
     self.wait()
-    env_steps = self._run.clock.of(saved)
     with contextlib.suppress(OSError):
       self.is_saved = env_steps in self._checkpoints.steps()
     if not self.is_saved:
       self.unwritten.append(f"checkpoint {env_steps}")
     if self._evaluation is not None:
-      acting = self._run.policy(saved)
       self._evaluation.finish(env_steps, acting, interrupted)
       self._rate()
 
@@ -382,8 +373,8 @@ class Checkpointer:
         self.unwritten.append(score)
         signals.print_at_once(f"cannot write {score} ({error.strerror})\n")
 
-  def _save(self, evaluates: bool = False) -> types.Tree:
-    """Starts to write a checkpoint; returns the saved state of the run."""
+  def _save(self, evaluates: bool = False) -> tuple[int, types.Tree]:
+    """Starts to write a checkpoint; returns its steps and acting parameters."""
     self.wait()
     replay = self._kept_replay()
     with replay.paused() if replay else contextlib.nullcontext():
@@ -391,12 +382,12 @@ class Checkpointer:
       fetch = replay.saved() if replay else None
     self._saved_seconds = time.monotonic()
     self._saved_steps = self._run.clock.now()
-    score = self._score()
+    score, steps = self._score(), self._run.clock.of(saved)
     if evaluates:
       # Keeps the checkpoint until `_rate` scores it.
-      self._checkpoints.held.add(self._run.clock.of(saved))
-    items = {RUN: saved, ACTING: self._acting(saved)}
-    steps = self._run.clock.of(saved)
+      self._checkpoints.held.add(steps)
+    acting = self._acting(saved)
+    items = {RUN: saved, ACTING: acting}
 
     def write() -> None:
       try:
@@ -418,7 +409,7 @@ class Checkpointer:
       target=write, name="checkpointer", daemon=True
     )
     self._thread.start()
-    return saved
+    return steps, acting
 
   def _score(self) -> float:
     """Returns the score with which a checkpoint is saved; -inf if unknown."""

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import json
 import pathlib
 import threading
@@ -21,6 +22,7 @@ _CANCEL_SECONDS = 2.0
 _MAX_VIDEOS = 4
 # The option of an environment that changes in a run, see `envs.at`.
 _ENV_STEPS = "env_steps"
+_setting = functools.partial(types.setting, changes="resume", labels=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,16 +38,10 @@ class Config:
     record_video: whether each evaluation records a video of one episode.
   """
 
-  evaluate_every_steps: int = types.setting(
-    0, changes="resume", labels=False, low=0
-  )
-  evaluate_episodes: int = types.setting(
-    10, changes="resume", labels=False, low=1, high=2**16
-  )
-  evaluate_env_options: Mapping[str, Any] = types.setting(
-    {}, changes="resume", labels=False
-  )
-  record_video: bool = types.setting(False, changes="resume", labels=False)
+  evaluate_every_steps: int = _setting(0, low=0)
+  evaluate_episodes: int = _setting(10, low=1, high=2**16)
+  evaluate_env_options: Mapping[str, Any] = _setting({})
+  record_video: bool = _setting(False)
 
   def __post_init__(self) -> None:
     types.check_settings(self)
@@ -67,6 +63,7 @@ class Periodic:
   line to `evaluations.jsonl`. Only one evaluation runs at a time.
 
   Attributes:
+    mean: mean return of the last evaluation; None before the first.
     means: mean returns, by the env steps of the evaluated parameters.
     words: summary of the last evaluation; empty before the first.
     videos: the newest videos, until TensorBoard's sink writes them.
@@ -82,7 +79,7 @@ class Periodic:
     Raises:
       types.ConfigError: the agent has no `greedy` step, videos are to be
         recorded of an environment that cannot be rendered, or the environment
-        of the evaluations cannot be made or does not fit.
+        of the evaluations cannot be made, does not fit or is self-play.
     """
     env, spec = _checked(run, config)
     self.videos = collections.deque[metrics.Video](maxlen=_MAX_VIDEOS)
@@ -92,6 +89,7 @@ class Periodic:
       except types.ConfigError as error:
         raise types.ConfigError(f"{error}; leave out --record-video") from error
     self._line: Mapping[str, metrics.Value] = {}
+    self.mean: float | None = None
     self.means: dict[int, float] = {}
     self.words = ""
     self.lost = collections.Counter[str]()
@@ -100,19 +98,12 @@ class Periodic:
       run.agent.make(spec),
       evaluator.Config(env, num_episodes=config.evaluate_episodes),
     )
-    self._seed, self._env = run.seed, env
-    self._config = config
+    self._seed, self._env, self._config = run.seed, env, config
     self._folder = files.Folder(run_dir)
     self._due_steps = self._last_steps = -1
     self._stop = threading.Event()
     self._thread: threading.Thread | None = None
     self._failure: BaseException | None = None
-
-  @property
-  def mean(self) -> float | None:
-    """The mean return of the last evaluation; None before the first."""
-    mean = self._line.get("evaluation_return")
-    return mean if isinstance(mean, float) else None
 
   def measure(self) -> metrics.Line:
     """Returns the metrics of the last evaluation; none before the first."""
@@ -147,10 +138,7 @@ class Periodic:
   def finish(self, env_steps: int, acting: types.Tree, stop: bool) -> None:
     """Evaluates the parameters at the end of a run, and waits for the result.
 
-    Args:
-      env_steps: env steps of the whole run.
-      acting: acting parameters at the end.
-      stop: whether to cancel the evaluation in progress instead.
+    With `stop`, cancels the evaluation in progress instead.
 
     Raises:
       BaseException: the error of an evaluation that failed.
@@ -198,7 +186,7 @@ class Periodic:
         **{f"evaluation_{name}": mean for name, mean in info.items()},
         **recorded,
       }
-      self.means[env_steps] = summary["mean"]
+      self.mean = self.means[env_steps] = summary["mean"]
       self.words = statistics.in_words(summary) + statistics.info_in_words(info)
     except BaseException as failure:
       self._failure = failure
@@ -238,12 +226,7 @@ class Periodic:
 def _checked(
   run: process.Config, config: Config
 ) -> tuple[envs.Config, types.EnvironmentSpec]:
-  """Returns the environment of the evaluations, and the spec for the agent.
-
-  Raises:
-    types.ConfigError: the environment cannot be made, its observations or
-      actions are other ones than in training, or it is self-play.
-  """
+  """Returns the environment of the evaluations, and the spec for the agent."""
   spec = envs.spec(run.env)
   env, played = run.env, spec
   if config.evaluate_env_options:

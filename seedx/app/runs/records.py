@@ -6,7 +6,7 @@ import os
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,9 @@ import seedx
 from seedx import files, types
 from seedx.app.runs import run_folders
 from seedx.app.settings import configs, experiments, wording
+
+if TYPE_CHECKING:  # Imports JAX.
+  from seedx.runtime import process
 
 C = TypeVar("C")
 # Only run directories of this format can be read.
@@ -72,15 +75,7 @@ class Record:
     return "_".join(filter(None, map(short_name, (pipeline, self.agent))))
 
 
-class HasAgent(Protocol):
-  """A config with an agent, such as a pipeline's."""
-
-  @property
-  def agent(self) -> object:
-    """The agent's config."""
-
-
-def of(run: HasAgent, asked: object, experiment: str | None) -> Record:
+def of(run: "process.Config", asked: object, experiment: str | None) -> Record:
   """Returns the content of `config.json` for a new run.
 
   Args:
@@ -88,18 +83,14 @@ def of(run: HasAgent, asked: object, experiment: str | None) -> Record:
     asked: config with all settings of the run.
     experiment: name of the experiment; None for a script.
   """
-  recorded = configs.recorded(asked)
+  recorded, values = configs.recorded(asked), configs.in_json(asked)
   return Record(
     experiment=experiment,
     pipeline=_class_name(type(run)),
     agent=_class_name(type(run.agent)),
     seedx=seedx.__version__,
     format=FORMAT,
-    options={
-      name: value
-      for name, value in configs.in_json(asked).items()
-      if name in recorded
-    },
+    options={name: values[name] for name in recorded},
     beyond=configs.beyond_settings(run),
     unlabelled=[k for k, x in recorded.items() if not x.about.labels],
   )

@@ -33,9 +33,8 @@ def directory(resume: str, run_dir: str) -> str:
 def forget_unsaved(run_dir: str | os.PathLike[str], name: str | None) -> None:
   """Removes the files of a run that ended before its first checkpoint.
 
-  Args:
-    run_dir: directory, which this process has locked.
-    name: name of the experiment; None for a script.
+  This process has locked the directory. `name` is that of the experiment; None
+  for a script.
 
   Raises:
     types.ConfigError: the run is not one of this experiment.

@@ -5,7 +5,7 @@ import itertools
 import os
 import pathlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from seedx import files, types
 
@@ -76,27 +76,23 @@ def inside(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
   runs: list[pathlib.Path] = []
   level = [files.Folder(folder)]
   for _ in range(_MAX_DEPTH):
-    below = itertools.chain.from_iterable(map(_folders, level))
-    level = []
-    for inner in itertools.islice(below, _MAX_ENTRIES):
-      if _has_metrics(inner):
+    below, level = itertools.islice(_below(level), _MAX_ENTRIES), []
+    for inner, is_run in below:
+      if is_run:
         runs.append(pathlib.Path(inner))
       else:
         level.append(inner)
   return sorted(runs)
 
 
-def _folders(folder: files.Folder) -> list[files.Folder]:
-  """Returns the directories in a directory; none if it cannot be read."""
-  try:
-    return folder.folders(_MAX_ENTRIES)
-  except OSError:
-    return []
-
-
-def _has_metrics(folder: files.Folder) -> bool:
-  """Returns whether a directory is a run's, as far as it can be read."""
-  try:
-    return folder.has(METRICS)
-  except OSError:
-    return False
+def _below(
+  level: Iterable[files.Folder],
+) -> Iterator[tuple[files.Folder, bool]]:
+  """Yields the directories in others, and whether each is readable as a run."""
+  for folder in level:
+    with contextlib.suppress(OSError):
+      for inner in folder.folders(_MAX_ENTRIES):
+        is_run = False
+        with contextlib.suppress(OSError):
+          is_run = inner.has(METRICS)
+        yield inner, is_run

@@ -24,11 +24,7 @@ def arrays(
 ) -> Mapping[str, np.ndarray]:
   """Returns the arrays of an agent's state, such as `params/...`, by path.
 
-  Args:
-    checkpoints: checkpoints of a run.
-    env_steps: the checkpoint to read.
-    num_seeds: number of trainings of the run.
-    index: index of the training.
+  Of a run with `num_seeds` trainings, they are those of the one at `index`.
 
   Raises:
     checkpoint.Damaged: the checkpoint is damaged, or too large for memory.

@@ -25,8 +25,6 @@ from seedx.runtime import process
 
 _PARAMS, _STATISTICS = "params", "statistics"
 
-Arrays = Mapping[str, Any]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
@@ -116,8 +114,7 @@ def take(config: process.Config, options: Config) -> Origin | None:
     lambda step: _read(checkpoints, step, saved),
   )
   expected = _expected(config)
-  arrays = _without_rewards(arrays, saved)
-  _check(arrays, config, saved, options.init_from)
+  _check(arrays, expected, config, saved, options.init_from)
   taken = checkpoint.like(arrays, expected, options.init_from)
   if wrong := trees.non_finite(taken):
     raise types.ConfigError(
@@ -125,21 +122,17 @@ def take(config: process.Config, options: Config) -> Origin | None:
       f" {options.init_from}; choose another --init-checkpoint"
     )
   params, statistics = taken[_PARAMS], taken[_STATISTICS]
-  if _normalizes_rewards(config):
+  if getattr(config.agent, "normalize_rewards", False):
     statistics = rewards.init(statistics)
   score = checkpoints.score(env_steps)
-  is_known = math.isfinite(score)
-  origin = {
-    "run": path,
-    "env_steps": env_steps,
-    "score": score if is_known else None,
-  }
+  mean = score if math.isfinite(score) else None
+  origin = {"run": path, "env_steps": env_steps, "score": mean}
   sizes = [x.size for x in jax.tree.leaves(params)]
   name, env = saved.name, saved.options.get("env")
   words = [
     f"begins with the parameters of {name} on {env}",
     f"{options.init_from}, checkpoint {env_steps}"
-    f" (mean return {f'{score:.1f}' if is_known else 'unknown'})",
+    f" (mean return {'unknown' if mean is None else f'{mean:.1f}'})",
     f"{len(sizes)} arrays with {sum(sizes):,} parameters",
   ]
   if count := len(jax.tree.leaves(taken[_STATISTICS])):
@@ -158,12 +151,18 @@ def _split(options: Config) -> tuple[str, str]:
 
 def _read(
   checkpoints: checkpoint.Checkpoints, env_steps: int, saved: records.Record
-) -> Arrays:
-  """Returns parameters and statistics by path, those of the first seed."""
+) -> Mapping[str, Any]:
+  """Returns parameters and statistics of observations, of the first seed."""
   num_seeds = saved.options.get("num_seeds", 1)
   arrays = saved_agents.arrays(checkpoints, env_steps, num_seeds)
-  names = (_PARAMS, _STATISTICS)
-  return {k: x for k, x in arrays.items() if k.partition("/")[0] in names}
+  taken = [x for x in arrays if x.partition("/")[0] in (_PARAMS, _STATISTICS)]
+  if saved.options.get("normalize_rewards"):
+    # The statistics of rewards come last.
+    form = rf"{_STATISTICS}/\w+/(\d+)"
+    numbers = [int(x[1]) for name in taken if (x := re.fullmatch(form, name))]
+    last = rf"{_STATISTICS}/\w+/{max(numbers, default=0)}"
+    taken = [x for x in taken if not re.fullmatch(last, x)]
+  return {name: arrays[name] for name in taken}
 
 
 def _expected(config: process.Config) -> types.Tree:
@@ -178,30 +177,20 @@ def _expected(config: process.Config) -> types.Tree:
       f" replaces its parameters, found {type(state).__name__}"
     )
   statistics = state.statistics
-  if _normalizes_rewards(config):
+  if getattr(config.agent, "normalize_rewards", False):
     statistics = rewards.observed(statistics)
   return {_PARAMS: state.params, _STATISTICS: statistics}
 
 
-def _normalizes_rewards(config: process.Config) -> bool:
-  return bool(getattr(config.agent, "normalize_rewards", False))
-
-
-def _without_rewards(arrays: Arrays, saved: records.Record) -> Arrays:
-  """Returns the arrays without the statistics of rewards, which come last."""
-  if not saved.options.get("normalize_rewards"):
-    return arrays
-  form = rf"{_STATISTICS}/\w+/(\d+)"
-  numbers = [int(x[1]) for name in arrays if (x := re.fullmatch(form, name))]
-  last = rf"{_STATISTICS}/\w+/{max(numbers, default=0)}"
-  return {k: x for k, x in arrays.items() if not re.fullmatch(last, k)}
-
-
 def _check(
-  arrays: Arrays, config: process.Config, saved: records.Record, source: str
+  arrays: Mapping[str, Any],
+  expected: types.Tree,
+  config: process.Config,
+  saved: records.Record,
+  source: str,
 ) -> None:
   """Raises types.ConfigError for the first array that differs by name."""
-  wanted = _forms(checkpoint.named(_expected(config)))
+  wanted = _forms(checkpoint.named(expected))
   actual = _forms(arrays.items())
   wrong = [k for k in {**wanted, **actual} if wanted.get(k) != actual.get(k)]
   if not wrong:

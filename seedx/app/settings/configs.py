@@ -81,10 +81,9 @@ def item(kind: object) -> type[int] | type[str] | None:
 
 def fits(kind: object, value: object) -> bool:
   """Returns whether a value from JSON has the type of a setting."""
-  if choices(kind):
-    return isinstance(value, str) and value in choices(kind)
-  if item(kind):
-    item_type = item(kind)
+  if allowed := choices(kind):
+    return isinstance(value, str) and value in allowed
+  if item_type := item(kind):
     return isinstance(value, list) and all(type(x) is item_type for x in value)
   if kind is float:
     # Refuses NaN, infinities and integers too large for a float.
@@ -161,17 +160,14 @@ def replaced(config: C, values: Mapping[str, Any]) -> C:
 def differing(before: object, after: object) -> dict[str, Any]:
   """Returns the settings of `after` that are new or differ from `before`."""
   old = values(before)
-  return {
-    name: value
-    for name, value in values(after).items()
-    if name not in old or old[name] != value
-  }
+  new = values(after)
+  return {k: x for k, x in new.items() if k not in old or old[k] != x}
 
 
-def beyond_settings(config: object) -> list[str]:
+def beyond_settings(config: Any) -> list[str]:
   """Returns the fields that are not settings and differ from their defaults."""
   names = []
-  for field in _fields(config):
+  for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if _is_config(value):
       names += beyond_settings(value)
@@ -180,10 +176,10 @@ def beyond_settings(config: object) -> list[str]:
   return names
 
 
-def _settings(config: object, path: tuple[str, ...]) -> Iterator[Setting]:
+def _settings(config: Any, path: tuple[str, ...]) -> Iterator[Setting]:
   owner: type = type(config)
   hints, sentences = typing.get_type_hints(owner), _sentences(owner)
-  for field in _fields(config):
+  for field in dataclasses.fields(config):
     name, value = field.name, getattr(config, field.name)
     kind = hints[name]
     if _is_config(value):
@@ -220,10 +216,6 @@ def _is_setting(kind: object) -> bool:
   if choices(kind):
     return all(isinstance(choice, str) for choice in choices(kind))
   return kind in _PLAIN or kind in _ITEMS
-
-
-def _fields(config: object) -> "tuple[dataclasses.Field[object], ...]":
-  return dataclasses.fields(config)  # type: ignore[arg-type]
 
 
 def _default(field: "dataclasses.Field[object]") -> object:

@@ -57,13 +57,13 @@ class Experiment(Generic[C]):
 
   def __post_init__(self) -> None:
     for kind, preset in self._by_kind.items():
-      if not isinstance(preset, presets.Preset | None):
+      if not isinstance(preset, presets.Preset):
         raise types.ConfigError(
           "expected presets for images and continuous actions made by"
           f" app.preset, found {preset}"
         )
       expected = presets.PURPOSES[kind]
-      if preset is not None and preset.purpose(kind) not in expected:
+      if preset.purpose(kind) not in expected:
         raise types.ConfigError(
           f"expected presets for {kind} for one of {', '.join(expected)}, found"
           f" games {preset.games!r}"
@@ -84,13 +84,8 @@ class Experiment(Generic[C]):
         f"invalid choice for --agent: expected {', '.join(self.agents)}, found"
         f" {name!r}"
       )
-    config = self._with_only(name)
+    config = dataclasses.replace(self.config, agent=self.agents[name])
     return self.by_agent[name](config) if name in self.by_agent else config
-
-  def _with_only(self, agent: str) -> C:
-    """Returns the defaults with an agent, without its preset."""
-    config: Any = self.config
-    return dataclasses.replace(config, agent=self.agents[agent])
 
   def with_presets(
     self, config: C, agent: str = "", kind: str = "auto"
@@ -109,8 +104,9 @@ class Experiment(Generic[C]):
     """
     applied, agent = [], agent or self.default_agent
     for name, measured, change in self._presets(config, agent, kind):
-      # The config of a named agent has the agent's preset already.
-      before = self._with_only(agent) if name == agent else config
+      before = config
+      if name == agent:  # The config has the agent's preset already.
+        before = dataclasses.replace(self.config, agent=self.agents[agent])
       values = configs.differing(before, change(before))
       applied.append(presets.Changes(name, values, measured))
       config = change(config)
@@ -124,7 +120,7 @@ class Experiment(Generic[C]):
       raise types.ConfigError(
         f"expected presets {', '.join(self.kinds)}, found {kind!r}"
       )
-    kinds: Sequence[str] = [kind]
+    kinds = [kind]
     if kind == "auto":
       kinds = presets.kinds(config.env, self.images, self.continuous)
     for kind in kinds:
@@ -137,11 +133,12 @@ class Experiment(Generic[C]):
       is_default = preset is presets.SMALL or agent == self.default_agent
       measured = preset.measured and is_default
       yield name, measured, presets.with_agents(preset, name)
+    # A function that is not a `Preset` counts as measured.
     if self.recurrent and getattr(config.agent, "recurrent", False):
-      yield "a memory", presets.is_measured(self.recurrent), self.recurrent
-    if agent in self.by_agent:
-      agent_preset = self.by_agent[agent]
-      yield agent, presets.is_measured(agent_preset), agent_preset
+      measured = getattr(self.recurrent, "measured", True)
+      yield "a memory", measured, self.recurrent
+    if change := self.by_agent.get(agent):
+      yield agent, getattr(change, "measured", True), change
 
   def changed(self, agent: str = "") -> list[str]:
     """Returns the settings that presets change, most frequent first.
@@ -154,9 +151,7 @@ class Experiment(Generic[C]):
       for kind in self.kinds[1:]  # `auto` selects one of the others.
       for applied in self.with_presets(config, agent, kind)[1]
     }
-    own_presets = [
-      x.values for x in (self.images, self.continuous) if x is not None
-    ]
+    own_presets = [x.values for x in self._by_kind.values()]
     counts = collections.Counter(
       name for names in (*values.values(), *own_presets) for name in names
     )
@@ -165,22 +160,19 @@ class Experiment(Generic[C]):
   @property
   def kinds(self) -> tuple[str, ...]:
     """The values of `--presets`."""
-    has = {"auto": True, "none": True, **self._by_kind}
-    return tuple(kind for kind in presets.KINDS if has[kind])
+    return ("auto", "none", *self._by_kind)
 
   @property
-  def _by_kind(self) -> Mapping[str, presets.Preset | None]:
-    """The presets for kinds of environments; None for one that it lacks."""
+  def _by_kind(self) -> Mapping[str, presets.Preset]:
+    """The presets for kinds of environments."""
     agents: Sequence[Any] = [self.config.agent, *self.agents.values()]
     has_small = any(
       hasattr(agent, "for_small") and agent.for_small() != agent
       for agent in agents
     )
-    return {
-      "small": presets.SMALL if has_small else None,
-      "images": self.images,
-      "continuous": self.continuous,
-    }
+    small = presets.SMALL if has_small else None
+    by_kind = dict(small=small, images=self.images, continuous=self.continuous)
+    return {kind: x for kind, x in by_kind.items() if x is not None}
 
   @property
   def default_agent(self) -> str:
@@ -197,10 +189,8 @@ def name_of(module: str) -> str:
   """
   name = program_module(module)
   short = name.rpartition(".")[2]
-  loaded = sys.modules.get(module)
-  path = getattr(loaded, "__file__", None) or ""
-  shipped_path = _shipped().get(short)
-  if shipped_path is not None and pathlib.Path(path).resolve() == shipped_path:
+  path = getattr(sys.modules.get(module), "__file__", None) or ""
+  if _shipped().get(short) == pathlib.Path(path).resolve():
     return short
   return f"{name}:{_ATTRIBUTE}"
 

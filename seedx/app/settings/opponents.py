@@ -24,9 +24,7 @@ _LOADERS = {
 def resolved(env: envs.Config, trust: bool = False) -> envs.Config:
   """Returns an environment whose opponents `run:DIR` any process can load.
 
-  Args:
-    env: the environment; it is returned as it is if it has no such opponent.
-    trust: whether the code that the runs name may run.
+  With `trust`, the code that the runs name may run.
   """
 
   def load(run: str) -> str:

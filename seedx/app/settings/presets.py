@@ -12,9 +12,6 @@ from seedx.app.settings import configs, opponents, wording
 
 C = TypeVar("C")
 
-# Values of `--presets`; an experiment may lack the last three.
-KINDS = ("auto", "none", "small", "images", "continuous")
-Kind = Literal["small", "images", "continuous"]
 Games = Literal["Atari", "MinAtar", "MuJoCo"]
 # By kind: the purposes of its presets; the default comes first.
 PURPOSES: Mapping[str, tuple[str, ...]] = {
@@ -98,14 +95,6 @@ def preset(
 SMALL = preset()
 
 
-def is_measured(preset: Callable[[Any], Any]) -> bool:
-  """Returns whether runs with a preset were measured.
-
-  A function that is not a `Preset` counts as measured.
-  """
-  return not isinstance(preset, Preset) or preset.measured
-
-
 def with_agents(preset: Preset, name: str) -> Callable[[C], C]:
   """Returns a preset that first applies the agent's own values.
 
@@ -123,7 +112,7 @@ def with_agents(preset: Preset, name: str) -> Callable[[C], C]:
 
 def kinds(
   config: envs.Config, images: Preset | None, continuous: Preset | None
-) -> list[Kind]:
+) -> list[str]:
   """Returns the kinds of an environment, whose presets apply in this order.
 
   Images select the preset `images` only if it is made for the same games. In
@@ -139,7 +128,7 @@ def kinds(
   has_images = any(map(types.is_image, tree.flatten(spec.observation)))
   if has_images and images and images.purpose("images") == games:
     return ["images"]
-  kinds: list[Kind] = ["small"] if games in _SMALL else []
+  kinds = ["small"] if games in _SMALL else []
   if has_images or not np.issubdtype(spec.action.dtype, np.floating):
     return kinds
   if continuous and continuous.games in (None, games):

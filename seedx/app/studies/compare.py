@@ -10,7 +10,6 @@ may have its own options:
 """
 
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -81,23 +80,18 @@ def _compare(options: Options) -> int:
   taken = {*_NAMES, *folders}
   if options.resume:
     taken = set()
-    pool.check_resumed(options.run_dir, options, _MAY_DIFFER)
+    pool.check_resumed(options, _MAY_DIFFER)
   run_dir = run_folders.new(options.run_dir, "compare", taken)
   config = json.dumps(dataclasses.asdict(options), indent=2)
   files.write_file(run_dir / run_folders.CONFIG, config + "\n")
   runs, status = _run_all(options, run_dir)
-  names = [
-    x for x in options.experiments if any(x == y.trial.label for y in runs)
-  ]
-  if not names:
+  groups = {words: group for words, group in runs.items() if group}
+  if not groups:
     return status
-  table = _table(names, runs)
+  table = _table(groups)
   files.write_file(run_dir / "comparison.md", table + "\n")
-  groups = {
-    words: [run.lines for run in runs if run.trial.label == words]
-    for words in names
-  }
-  plot.draw({options.env: groups}, run_dir / "comparison.png")
+  lines = {k: [run.lines for run in group] for k, group in groups.items()}
+  plot.draw({options.env: lines}, run_dir / "comparison.png")
   print(table)
   print(f"comparison.md and comparison.png are in {run_dir}", flush=True)
   return status
@@ -105,9 +99,9 @@ def _compare(options: Options) -> int:
 
 def _run_all(
   options: Options, run_dir: pathlib.Path
-) -> tuple[list[trials.Result], int]:
+) -> tuple[dict[str, list[trials.Result]], int]:
   """Runs every experiment with every seed; returns runs and exit status."""
-  runs: list[trials.Result] = []
+  runs: dict[str, list[trials.Result]] = {x: [] for x in options.experiments}
   status = 0
   # Seed by seed, so that a slow hour of the machine affects all experiments.
   order = [(k, x) for k in range(options.seeds) for x in options.experiments]
@@ -116,9 +110,7 @@ def _run_all(
 
   def planned() -> Iterator[trials.Trial]:
     for k, (seed, words) in enumerate(order):
-      left = (
-        (time.monotonic() - start_seconds) / k * (len(order) - k) if k else 0
-      )
+      left = (time.monotonic() - start_seconds) / (k or 1) * (len(order) - k)
       remaining = f", about {left / 60:.0f} min left" if k else ""
       print(
         f"{k + 1}/{len(order)} {words}, seed {seed}{remaining}",
@@ -144,7 +136,8 @@ def _run_all(
         status = 1
         continue
       used = cpu_seconds - before
-      runs.append(trials.Result.read(trial, run_dir, cpu_seconds=used))
+      run = trials.Result.read(trial, run_dir, cpu_seconds=used)
+      runs[trial.label].append(run)
   return runs, ending.status if stop.is_set() else status
 
 
@@ -154,22 +147,22 @@ def _children_seconds() -> float:
   return times.children_user + times.children_system
 
 
-def _table(names: Sequence[str], runs: Sequence[trials.Result]) -> str:
+def _table(groups: Mapping[str, Sequence[trials.Result]]) -> str:
   logged = {
     name: None
-    for run in runs
+    for group in groups.values()
+    for run in group
     for name in run.last
     if name.startswith(metrics.OF_INFO)
   }
   columns: list[_Column] = [
     _COLUMNS[0],
-    *((x, functools.partial(_last, name=x), 3) for x in logged),
+    *((x, lambda run, x=x: run.last.get(x), 3) for x in logged),
     *_COLUMNS[1:],
   ]
   titles = ["experiment", *(title for title, _, _ in columns), "bottleneck"]
   rows = [titles, ["---"] * len(titles)]
-  for name in names:
-    same = [run for run in runs if run.trial.label == name]
+  for name, same in groups.items():
     cells = [
       _text(_median(map(value, same)), decimals)
       for _, value, decimals in columns
@@ -177,10 +170,6 @@ def _table(names: Sequence[str], runs: Sequence[trials.Result]) -> str:
     bottleneck = statistics.mode(_bottleneck(run) for run in same)
     rows.append([f"`{name}`", *cells, bottleneck])
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _last(run: trials.Result, name: str) -> float | None:
-  return run.last.get(name)
 
 
 def _bytes_per_step(run: trials.Result) -> float | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import queue
 import sys
@@ -43,12 +42,7 @@ def never(*_: Any) -> bool:
 
 
 class Pool:
-  """Places in which trials of one study are trained.
-
-  Attributes:
-    run_dir: directory of the study.
-    stop: event that ends all trials.
-  """
+  """Places in which trials of one study are trained."""
 
   def __init__(
     self,
@@ -98,9 +92,7 @@ class Pool:
         yield trial, self._train(trial, ends)
       return
     lock = threading.Lock()
-    ended: queue.SimpleQueue[tuple[trials.Trial, str] | None] = (
-      queue.SimpleQueue()
-    )
+    ended = queue.SimpleQueue[tuple[trials.Trial, str] | None]()
 
     def work() -> None:
       while not self.stop.is_set():
@@ -113,13 +105,8 @@ class Pool:
 
     for _ in range(self._places):
       threading.Thread(target=work, daemon=True).start()
-    left = self._places
-    while left:
-      result = ended.get()
-      if result is None:
-        left -= 1
-      else:
-        yield result
+    for _ in range(self._places):
+      yield from iter(ended.get, None)
 
   def train(
     self,
@@ -173,19 +160,17 @@ class Pool:
       _print(f"{trial.name} {self._newest[trial.name]}")
 
 
-def check_resumed(
-  run_dir: str | os.PathLike[str], options: Any, may_differ: Collection[str]
-) -> None:
+def check_resumed(options: Any, may_differ: Collection[str]) -> None:
   """Checks that only options in `may_differ` changed before a study resumes.
 
   Raises:
     types.ConfigError: there is no study, or its options differ.
   """
   try:
-    past = json.loads(files.Folder(run_dir).read(run_folders.CONFIG))
+    past = json.loads(files.Folder(options.run_dir).read(run_folders.CONFIG))
   except (OSError, ValueError) as error:
     raise types.ConfigError(
-      f"expected --run-dir of the study to resume, found {str(run_dir)!r}"
+      f"expected --run-dir of the study to resume, found {options.run_dir!r}"
       f" ({error})"
     ) from error
   now = json.loads(json.dumps(dataclasses.asdict(options)))

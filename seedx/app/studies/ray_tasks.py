@@ -18,13 +18,13 @@ _LOOK_SECONDS = 0.2
 class Tasks:
   """A cluster that trains each trial on a machine with enough resources."""
 
-  def __init__(self, config: launch_config.Config) -> None:
-    """Connects to the cluster, or starts one; see `ray_cluster.Cluster`."""
+  def __init__(self, address: str, needs: Mapping[str, float]) -> None:
+    """Connects to a cluster; `needs` are a trial's resources, with its CPU."""
     # Trials write their own files, and their options may name relative paths.
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
+    config = launch_config.Config(launcher="ray", ray_address=address)
     self._cluster = ray_cluster.Cluster(config)
-    self._needs = {"CPU": 1, **config.actor_resources}
-    resources = dict(self._needs)
+    self._needs, resources = needs, dict(needs)
     self._share = float(resources.get("GPU", 0))
     self._options = {
       "num_cpus": resources.pop("CPU"),

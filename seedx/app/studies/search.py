@@ -8,6 +8,7 @@ entropy_cost=0.001|0.01        one of several values
 A space with a comma in a value is a JSON object: {"hidden_sizes": "64|64,64"}.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -15,7 +16,7 @@ import math
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from seedx import metrics, types
 from seedx.app.studies import trials
@@ -43,11 +44,7 @@ class Choice:
 class Range:
   """A range of numbers, ends included.
 
-  Attributes:
-    low: smallest number.
-    high: largest number.
-    log: whether draws are uniform in the logarithm.
-    whole: whether only whole numbers are drawn.
+  With `log`, draws are uniform in the logarithm; with `whole`, they are whole.
   """
 
   low: float
@@ -83,11 +80,7 @@ Space = Mapping[str, Choice | Range]
 
 
 def space(texts: Mapping[str, Any], kinds: Mapping[str, Any]) -> Space:
-  """Parses a search space.
-
-  Args:
-    texts: values of each setting, as the command line has them.
-    kinds: type of each setting that can be searched.
+  """Parses values of settings; `kinds` are the types of those that may vary.
 
   Raises:
     types.ConfigError: a setting cannot be searched, or its values cannot be
@@ -128,40 +121,28 @@ def grid(space: Space) -> list[dict[str, str]]:
   return [dict(zip(space, words, strict=True)) for words in combinations]
 
 
-class Draws(Protocol):
-  """The values that a sweep tries, one draw after another."""
+class Draws:
+  """The values that a sweep tries; these do not depend on scores.
 
-  @property
-  def examples(self) -> Sequence[Mapping[str, str]]:
-    """Values to check before any training."""
+  Attributes:
+    examples: values to check before any training.
+  """
 
-  def __len__(self) -> int:
-    """Returns the number of draws."""
-
-  def __iter__(self) -> Iterator[Mapping[str, str]]:
-    """Yields the values of each draw when there is a place for its trials."""
-
-  def receive(self, draw: int, score: float | None) -> None:
-    """Receives the score of a draw; None if it has failed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DrawList:
-  """Draws that do not depend on scores."""
-
-  examples: Sequence[Mapping[str, str]]
+  def __init__(self, examples: Sequence[Mapping[str, str]]) -> None:
+    self.examples = examples
 
   def __len__(self) -> int:
     return len(self.examples)
 
   def __iter__(self) -> Iterator[Mapping[str, str]]:
+    """Yields the values of each draw when there is a place for its trials."""
     return iter(self.examples)
 
   def receive(self, draw: int, score: float | None) -> None:
-    """Does nothing."""
+    """Receives the score of a draw; None if it has failed."""
 
 
-class TpeDraws:
+class TpeDraws(Draws):
   """Draws near those with high scores: Optuna's TPE sampler.
 
   Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization".
@@ -179,7 +160,15 @@ class TpeDraws:
     Raises:
       types.ConfigError: Optuna is not installed.
     """
-    library = optuna()
+    # The ends of ranges, and all choices.
+    longest = max(len(x.values) for x in space.values())
+    super().__init__(
+      [
+        {k: x.values[min(i, len(x.values) - 1)] for k, x in space.items()}
+        for i in range(longest)
+      ]
+    )
+    library = _optuna()
     sampler = library.samplers.TPESampler(seed=seed)
     self._study = library.create_study(direction="maximize", sampler=sampler)
     self._failed = library.trial.TrialState.FAIL
@@ -209,15 +198,6 @@ class TpeDraws:
   def __len__(self) -> int:
     return self._count
 
-  @property
-  def examples(self) -> Sequence[Mapping[str, str]]:
-    """The ends of ranges, and all choices."""
-    longest = max(len(x.values) for x in self._space.values())
-    return [
-      {k: x.values[min(i, len(x.values) - 1)] for k, x in self._space.items()}
-      for i in range(longest)
-    ]
-
   def __iter__(self) -> Iterator[Mapping[str, str]]:
     for _ in range(self._count):
       trial = self._study.ask(self._distributions)
@@ -230,7 +210,7 @@ class TpeDraws:
       }
 
   def receive(self, draw: int, score: float | None) -> None:
-    """See `Draws`."""
+    """Reports the score of a draw to the sampler; None if it has failed."""
     state = self._failed if score is None else None
     self._study.tell(self._trials[draw], score, state=state)
 
@@ -244,12 +224,8 @@ class Halving:
   """
 
   def __init__(self, total_steps: int, score: str) -> None:
-    """Compares trials by a metric.
-
-    Raises:
-      types.ConfigError: Optuna is not installed.
-    """
-    library = optuna()
+    """Compares by a metric; types.ConfigError if Optuna is not installed."""
+    library = _optuna()
     pruner = library.pruners.SuccessiveHalvingPruner(
       min_resource=max(1, total_steps // _FIRST), reduction_factor=_REDUCTION
     )
@@ -275,12 +251,7 @@ class Halving:
       return True
 
 
-def optuna() -> Any:
-  """Returns the library Optuna.
-
-  Raises:
-    types.ConfigError: it is not installed.
-  """
+def _optuna() -> Any:
   try:
     library: Any = importlib.import_module("optuna")
   except ImportError as error:
@@ -293,24 +264,15 @@ def optuna() -> Any:
 
 def _values(name: str, text: str, kind: Any) -> Choice | Range:
   is_log = text.startswith(_LOG)
-  words: Sequence[str] = text.removeprefix(_LOG).split("..")
-  if len(words) == 2 and kind in (int, float):
-    try:
-      low, high = (types.number(kind, word) for word in words)
-    except ValueError:
-      raise _wrong(name, text) from None
-    finite = math.isfinite(low) and math.isfinite(high)
-    if not finite or not low < high or (is_log and low <= 0):
-      raise _wrong(name, text)
-    return Range(low, high, is_log, kind is int)
-  words = text.split("|")
-  if is_log or len(words) < 2 or "" in words or len({*words}) < len(words):
-    raise _wrong(name, text)
-  return Choice(tuple(words))
-
-
-def _wrong(name: str, text: str) -> types.ConfigError:
-  return types.ConfigError(
+  ends, words = text.removeprefix(_LOG).split(".."), text.split("|")
+  if len(ends) == 2 and kind in (int, float):
+    with contextlib.suppress(ValueError):
+      low, high = (types.number(kind, word) for word in ends)
+      if -math.inf < low < high < math.inf and (low > 0 or not is_log):
+        return Range(low, high, is_log, kind is int)
+  elif not is_log and 1 < len(words) == len({*words}) and "" not in words:
+    return Choice(tuple(words))
+  raise types.ConfigError(
     f"expected --search of {name} as LOW..HIGH, as log:LOW..HIGH with 0 < LOW,"
     f" or as A|B, found {text!r}"
   )

@@ -19,7 +19,7 @@ import os
 import pathlib
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -132,31 +132,11 @@ class Options:
     """Whether trials run as tasks of a Ray cluster."""
     return bool(self.ray_address or self.trial_resources)
 
-  @property
-  def places(self) -> int:
-    """Number of trials at a time on this machine."""
-    cpus = len(os.sched_getaffinity(0))
-    return max(1, int(cpus / self.trial_cpus)) if self.trial_cpus else cpus
-
-  @property
-  def cluster(self) -> launch_config.Config:
-    """The cluster on which trials run, and the resources of a trial."""
-    return launch_config.Config(
-      launcher="ray",
-      ray_address=self.ray_address or "local",
-      actor_resources={"CPU": self.trial_cpus, **self.trial_resources},
-    )
-
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the sweep; returns its exit status."""
   return command_line.run(
-    _sweep,
-    options=Options(),
-    name="seedx sweep",
-    description=__doc__,
-    argv=argv,
-    positional=("experiment",),
+    _sweep, Options(), "seedx sweep", __doc__, argv, positional=("experiment",)
   )
 
 
@@ -182,16 +162,14 @@ def _sweep(options: Options) -> int:
   space = search.space(options.search, kinds)
   past: Sequence[Mapping[str, str]] = ()
   if options.resume:
-    pool.check_resumed(options.run_dir, options, _MAY_DIFFER)
+    pool.check_resumed(options, _MAY_DIFFER)
     past = pool.Record(pathlib.Path(options.run_dir), _DRAWS).lines()
-  draws: search.Draws
-  if options.method == "tpe":
+  if options.method == "grid":
+    draws = search.Draws(search.grid(space))
+  elif options.method == "tpe":
     draws = search.TpeDraws(space, options.trials, options.seed, past)
-  elif options.method == "grid":
-    draws = search.DrawList(search.grid(space))
   else:
-    drawn = search.drawn(space, options.trials, options.seed)
-    draws = search.DrawList(drawn)
+    draws = search.Draws(search.drawn(space, options.trials, options.seed))
   for x in draws.examples:  # Refuses a wrong value before hours of training.
     trials.read([*words, *_words(x)])
   ends: pool.Ends = pool.never
@@ -217,24 +195,21 @@ def _places(
   options: Options, run_dir: pathlib.Path, stop: threading.Event
 ) -> Iterator[pool.Pool]:
   """Yields the pool of a sweep: of processes here, or of a cluster's tasks."""
-  if not options.uses_ray:
-    yield pool.Pool(
-      run_dir,
-      stop,
-      options.places,
-      score=options.score,
-      resumes=options.resume,
-    )
-    return
-  tasks = ray_tasks.Tasks(options.cluster)
-  # Guided draws wait for scores; others wait for a cluster that may grow.
-  places = tasks.room() if options.method == "tpe" else _MAX_TASKS
-  try:
-    yield pool.Pool(
-      run_dir, stop, places, tasks.start, options.score, options.resume
-    )
-  finally:
-    tasks.leave()
+  start: Callable[[trials.Trial, pathlib.Path], pool.Job] = trials.Running
+  places, needs = len(os.sched_getaffinity(0)), options.trial_cpus
+  if needs:
+    places = max(1, int(places / needs))
+  with contextlib.ExitStack() as stack:
+    if options.uses_ray:
+      tasks = ray_tasks.Tasks(
+        options.ray_address or "local",
+        {"CPU": needs, **options.trial_resources},
+      )
+      stack.callback(tasks.leave)
+      # Guided draws wait for scores; others wait for a cluster that may grow.
+      places = tasks.room() if options.method == "tpe" else _MAX_TASKS
+      start = tasks.start
+    yield pool.Pool(run_dir, stop, places, start, options.score, options.resume)
 
 
 def _search(
@@ -247,9 +222,9 @@ def _search(
 ) -> int:
   """Trains trials, then best and default values; returns the exit status."""
   run_dir, score = places.run_dir, options.score
-  values: list[Mapping[str, str]] = []
-  drawn: list[list[trials.Trial]] = []
-
+  drawn: list[tuple[Mapping[str, str], list[trials.Trial]]] = []
+  draw_of: dict[str, int] = {}
+  ended: dict[str, trials.Result] = {}
   record = pool.Record(run_dir, _DRAWS)
   num_past = len(record.lines()) if options.resume else 0
 
@@ -257,24 +232,22 @@ def _search(
     for k, x in enumerate(draws):
       if k >= num_past:
         record.add(x)
-      values.append(x)
-      drawn.append(_trials(options, words, k, x))
-      yield from drawn[-1]
-
-  failed: dict[str, str] = {}
+      group = _trials(options, words, k, x)
+      drawn.append((x, group))
+      draw_of.update((trial.name, k) for trial in group)
+      yield from group
 
   def point(k: int) -> _Point:
-    return _Point(f"{k:03d}", values[k], _results(drawn[k], run_dir, failed))
+    values, group = drawn[k]
+    return _Point(f"{k:03d}", values, _results(group, run_dir, ended))
 
   total = options.seeds * len(draws)
   started = f"{total} trials of {words[0]} on {env} | {run_dir}"
   print(started, file=sys.stderr, flush=True)
-  ended: set[str] = set()
   for trial, failure in places.train(planned(), ends, total):
-    failed |= {trial.name: failure} if failure else {}
-    ended.add(trial.name)
-    k = next(k for k, group in enumerate(drawn) if trial in group)
-    if all(x.name in ended for x in drawn[k]):
+    ended[trial.name] = trials.Result.read(trial, run_dir, failure)
+    k = draw_of[trial.name]
+    if all(x.name in ended for x in drawn[k][1]):
       succeeded, last, _ = point(k).rank(score)
       draws.receive(k, last if succeeded else None)
   points = map(point, range(len(drawn)))
@@ -288,11 +261,9 @@ def _search(
   if any(x.error for x in best):
     print(f"all trials failed; their directories are in {run_dir}", flush=True)
     return 1
-  if not options.final_seeds:
-    return 1 if failed else 0
-  return _compare_best(
-    options, words, best[0].trial, env, places, table, failed
-  )
+  if options.final_seeds:
+    _compare_best(options, words, best[0].trial, env, places, table, ended)
+  return int(any(x.error for x in ended.values()))
 
 
 def _compare_best(
@@ -302,8 +273,8 @@ def _compare_best(
   env: str,
   places: pool.Pool,
   table: str,
-  failed: dict[str, str],
-) -> int:
+  ended: dict[str, trials.Result],
+) -> None:
   """Trains the best and the default values with other seeds."""
   run_dir, score = places.run_dir, options.score
   first = options.seed + options.seeds
@@ -317,10 +288,10 @@ def _compare_best(
   }
   all_final = [x for group in final.values() for x in group]
   for trial, failure in places.train(all_final, total=len(all_final)):
-    failed |= {trial.name: failure} if failure else {}
+    ended[trial.name] = trials.Result.read(trial, run_dir, failure)
   lines, sentences = {}, []
   for label, group in final.items():
-    results = _results(group, run_dir, failed)
+    results = _results(group, run_dir, ended)
     # Failed runs are neither drawn nor part of the mean.
     lines[label] = [x.lines for x in results if x.lines and not x.error]
     sentences += [
@@ -333,7 +304,6 @@ def _compare_best(
   plot.draw({env: lines}, run_dir / "sweep.png", score)
   print(text)
   print(f"sweep.md and sweep.png are in {run_dir}", flush=True)
-  return 1 if failed else 0
 
 
 class _Point(NamedTuple):
@@ -357,7 +327,6 @@ class _Point(NamedTuple):
 def _trials(
   options: Options, words: Sequence[str], k: int, values: Mapping[str, str]
 ) -> list[trials.Trial]:
-  """Returns the trials of the draw with index k, one for each seed."""
   label = " ".join(f"{name}={value}" for name, value in values.items())
   name = f"trials/{k:03d}"
   return [
@@ -372,32 +341,23 @@ def _trials(
 
 
 def _words(values: Mapping[str, str]) -> list[str]:
-  return [
-    word
-    for name, value in values.items()
-    for word in (
-      # The flag of a boolean has no value.
-      wording.option(name, value.lower() == "true")
-      if value.lower() in ("true", "false")
-      else [wording.flag(name), value]
-    )
-  ]
+  words = []
+  switches = {"true": True, "false": False}  # Their flags have no value.
+  for name, value in values.items():
+    words += wording.option(name, switches.get(value.lower(), value))
+  return words
 
 
 def _results(
   group: Sequence[trials.Trial],
   run_dir: pathlib.Path,
-  failed: Mapping[str, str],
+  ended: Mapping[str, trials.Result],
 ) -> list[trials.Result]:
-  return [trials.Result.read(x, run_dir, failed.get(x.name, "")) for x in group]
+  return [ended.get(x.name) or trials.Result.read(x, run_dir) for x in group]
 
 
 def _score(name: str, log_info: Sequence[str]) -> str:
-  """Returns the metric that `--score` names.
-
-  Raises:
-    types.ConfigError: trials have no such metric.
-  """
+  """Returns the metric that `--score` names; ConfigError if trials lack it."""
   metric = f"{metrics.OF_INFO}{name}" if name in log_info else name
   scores = [_RETURN, *(f"{metrics.OF_INFO}{x}" for x in log_info)]
   if metric not in scores:
@@ -442,8 +402,7 @@ def _table(ranked: Sequence[_Point], total_steps: int, score: str) -> str:
 
 def _mean(runs: Sequence[Sequence[Mapping[str, Any]]], score: str) -> str:
   """Formats the runs' last scores: their mean, then each."""
-  last = [run[-1].get(score) for run in runs]
-  scores = [x for x in last if x is not None]
+  scores = [x for run in runs if (x := run[-1].get(score)) is not None]
   if not scores:
     return "-"
   each = " ".join(_text(x, score) for x in scores)

@@ -215,9 +215,8 @@ def cause(text: str) -> str:
 def experiments_of(items: Sequence[str]) -> tuple[str, ...]:
   """Returns the experiments of `--experiments`, each with its own options.
 
-  Args:
-    items: the option's comma-separated items. An item that begins with a digit
-      belongs to the item before, as in `impala --learner-devices 0,1`.
+  An item that begins with a digit belongs to the item before, as in `impala
+  --learner-devices 0,1`.
 
   Raises:
     types.ConfigError: there is no experiment, one cannot exist, or one is given
@@ -254,11 +253,7 @@ def check_name(words: str) -> None:
 def words_of(experiment: str, env: str, total_steps: int) -> list[str]:
   """Returns the command-line words of a trial.
 
-  Args:
-    experiment: the experiment and its own options.
-    env: environment for an experiment without its own `--env`; empty for the
-      experiment's default.
-    total_steps: env steps of the run.
+  `env` is for an experiment without its own `--env`; empty for its default.
   """
   name, *options = experiment.split()
   default = ["--env", env] if env else []

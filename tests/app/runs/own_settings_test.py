@@ -53,7 +53,6 @@ def written(path, config):
   ("name", "value", "expected"),
   [
     ("kl_cost", -1.0, "kl_cost of at least 0.0, found -1.0"),
-    ("discount", 1.5, "discount from 0.0 to 1.0, found 1.5"),
     ("rates", (0.5, 2.0), "found 2.0"),
   ],
 )

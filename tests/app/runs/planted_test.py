@@ -13,13 +13,12 @@ import time
 import pytest
 
 from experiments import a2c
-from seedx.app import evaluate, export, plot
+from seedx.app import evaluate, plot
 from seedx.app.studies import compare, sweep
 from tests import planted_files, programs
 
 compiled_once = programs.compiled_once
 own_signals = programs.own_signals
-started = programs.started
 
 _SMALL = ("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "5")
 _KINDS = planted_files.PLANTED | planted_files.FILES
@@ -38,7 +37,6 @@ _NAMES = (
 )
 _COMMANDS = {
   "evaluate": (evaluate, "{} --episodes 1 --num-envs 1"),
-  "export": (export, "{} --output exported"),
   "plot": (plot, "{} --output plot.png"),
   "resume": (
     a2c,
@@ -70,11 +68,6 @@ def trained(tmp_path_factory):
   return run_dir
 
 
-def _own(trained):
-  """Returns the name of the newest checkpoint."""
-  return max(os.listdir(trained / "checkpoints"), key=int)
-
-
 def _state(folder):
   """Returns modes of files in a folder, and the contents of regular files."""
   state = {}
@@ -88,13 +81,6 @@ def _state(folder):
   return state
 
 
-def _remove(path):
-  if path.is_dir() and not path.is_symlink():
-    shutil.rmtree(path)
-  else:
-    path.unlink(missing_ok=True)
-
-
 def _run_on_planted(command, name, kind, trained, folder, capfd):
   """Returns a command's status, and whether a planted file survives it."""
   outside, run_dir = folder / "outside", folder / "run"
@@ -104,9 +90,12 @@ def _run_on_planted(command, name, kind, trained, folder, capfd):
     run_dir.mkdir()
   else:
     shutil.copytree(trained, run_dir)
-  planted = run_dir / name.replace("OWN", _own(trained))
+  (own,) = os.listdir(trained / "checkpoints")
+  planted = run_dir / name.replace("OWN", own)
   planted.parent.mkdir(parents=True, exist_ok=True)
-  _remove(planted)
+  if planted.is_dir():
+    shutil.rmtree(planted)
+  planted.unlink(missing_ok=True)
   _KINDS[kind](planted, outside)
   original, inside = _state(outside), planted.lstat().st_mode
   program, words = _COMMANDS[command]
@@ -130,7 +119,7 @@ def _run_on_planted(command, name, kind, trained, folder, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize("command", ["evaluate", "export", "plot", "resume"])
+@pytest.mark.parametrize("command", ["evaluate", "plot", "resume"])
 def test_planted_files_in_a_run_are_not_followed(
   command, kind, trained, tmp_path, monkeypatch, capfd
 ):
@@ -165,7 +154,7 @@ def test_nothing_begins_in_a_directory_with_a_taken_name(
 
 
 @pytest.mark.slow
-def test_a_sweep_keeps_files_that_it_does_not_write(started, tmp_path):
+def test_a_sweep_keeps_files_that_it_does_not_write(tmp_path):
   """The test above covers the names that a sweep writes."""
   outside, run_dir = tmp_path / "outside", tmp_path / "run"
   run_dir.mkdir()
@@ -175,10 +164,9 @@ def test_a_sweep_keeps_files_that_it_does_not_write(started, tmp_path):
   for k, kind in enumerate(_KINDS.keys() - {"a sparse file"}):
     _KINDS[kind](run_dir / str(k), outside)
   original, planted = _state(outside), _state(run_dir)
-  words = "--search entropy_cost=0|0.1 --trials 1 --seeds 1 --total-steps 40"
-  program = started(" ".join(("a2c", *_SMALL)), *words.split())
-  _, progress = program.communicate()
-  assert program.returncode == 0, progress
+  words = "--search entropy_cost=0|0.1 --trials 1 --final-seeds 1"
+  words += f" --scheduler none --total-steps 40 --run-dir {run_dir}"
+  assert sweep.main([f"a2c {' '.join(_SMALL)}", *words.split()]) == 0
   assert _state(outside) == original
   assert planted.items() <= _state(run_dir).items()
   assert {*_BEGIN["sweep"].split()} <= {*os.listdir(run_dir)}
@@ -201,8 +189,8 @@ def test_a_result_is_printed_even_if_it_cannot_be_written(
 ):
   monkeypatch.chdir(tmp_path)
   shutil.copytree(trained, tmp_path / "run")
-  name = f"evaluation-{_own(trained)}.json"
-  (tmp_path / "run" / "checkpoints" / name).mkdir()
+  (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+  checkpoint.with_name(f"evaluation-{checkpoint.name}.json").mkdir()
   with pytest.raises(SystemExit, match="2"):
     programs.main(evaluate, ["run", "--episodes", "1"])
   output, error = capfd.readouterr()

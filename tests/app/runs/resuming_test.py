@@ -6,26 +6,16 @@ import pytest
 from experiments import a2c as a2c_experiment
 from experiments import ppo as ppo_experiment
 from seedx import app, metrics, types
-from seedx.agents import a2c
 from seedx.app.runs import checkpointer, run_folders
-from seedx.learning import learner
-from seedx.pipelines import sync
 from tests import programs, running
+from tests.app import cases
 
 compiled_once = programs.compiled_once
+small = cases.small
 
 SMALL = (
   "--total-steps 100 --num-envs 4 --unroll-length 5 --hidden-sizes 8 --quiet"
 )
-
-
-def small(total_steps=100):
-  return sync.Config(
-    total_steps=total_steps,
-    agent=a2c.Config(hidden_sizes=(8,)),
-    num_envs=4,
-    learner=learner.Config(unroll_length=5),
-  )
 
 
 def lines_of(run_dir):

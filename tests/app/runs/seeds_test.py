@@ -9,9 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from seedx import checkpoint, envs, types
-from seedx import replay as replay_lib
-from seedx.agents import dqn, ppo, sac
+from seedx import checkpoint, envs, replay, types
+from seedx.agents import dqn, ppo
 from seedx.app import evaluate, export, policies
 from seedx.app.runs import checkpointer, records
 from seedx.learning import learner
@@ -22,30 +21,17 @@ from tests import programs
 compiled_once = programs.compiled_once
 
 SEED, NUM_SEEDS, STEPS = 5, 3, 1_000
-REPLAY = replay_lib.Config(replay_capacity=64, replay_min_steps=8)
-
-
-def config_of(agent):
-  """Returns a small config whose run has several seeds."""
-  small = {"hidden_sizes": (8,)}
-  env, agent, replay = {
-    "ppo": (
-      "CartPole-v1",
-      ppo.Config(**small, minibatches=2, normalize_observations=True),
-      None,
-    ),
-    "sac": ("Pendulum-v1", sac.Config(**small), REPLAY),
-  }[agent]
-  return anakin.Config(
-    env=envs.Config(f"seedx:{env}"),
-    total_steps=2_000,
-    num_envs=2,
-    seed=SEED,
-    num_seeds=NUM_SEEDS,
-    agent=agent,
-    replay=replay,
-    learner=learner.Config(unroll_length=4),
-  )
+CONFIG = anakin.Config(
+  env=envs.Config("seedx:CartPole-v1"),
+  total_steps=2_000,
+  num_envs=2,
+  seed=SEED,
+  num_seeds=NUM_SEEDS,
+  agent=ppo.Config(
+    hidden_sizes=(8,), minibatches=2, normalize_observations=True
+  ),
+  learner=learner.Config(unroll_length=4),
+)
 
 
 def begun(config):
@@ -66,17 +52,13 @@ def write(path, config, made, saved):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   """Returns the directory of a run of PPO."""
-  config = config_of("ppo")
-  return write(tmp_path_factory.mktemp("runs") / "run", config, *begun(config))
+  return write(tmp_path_factory.mktemp("runs") / "run", CONFIG, *begun(CONFIG))
 
 
-@pytest.mark.parametrize("agent", ["ppo", "sac"])
-def test_each_training_has_its_own_policy(agent, tmp_path):
-  config = config_of(agent)
-  run = write(tmp_path / "run", config, *begun(config))
+def test_each_training_has_its_own_policy(run):
   for index in range(NUM_SEEDS):
     policy = policies.load(run, seed_index=index)
-    alone = dataclasses.replace(config, num_seeds=1, seed=SEED + index)
+    alone = dataclasses.replace(CONFIG, num_seeds=1, seed=SEED + index)
     made_alone, saved_alone = begun(alone)
     chex.assert_trees_all_close(
       policy.acting, made_alone.policy(saved_alone), rtol=1e-4, atol=1e-6
@@ -112,7 +94,7 @@ def test_the_program_exports_each_training(run, tmp_path, monkeypatch):
 
 def test_the_replay_of_a_pipeline_keeps_its_kind(tmp_path):
   config = apex.Config(agent=dqn.Config(hidden_sizes=(8,)))
-  assert isinstance(config.replay, replay_lib.PrioritizedConfig)
+  assert isinstance(config.replay, replay.PrioritizedConfig)
   records.write(tmp_path, records.of(config, config, None))
   read = policies._config(records.read(tmp_path))
   assert read.replay == config.replay
@@ -123,19 +105,16 @@ def test_a_training_that_a_run_lacks_is_refused(run, tmp_path):
     reason = f"0 to 2, since this run has 3 seeds, found {index}"
     with pytest.raises(types.ConfigError, match=reason):
       policies.load(run, seed_index=index)
-  alone = dataclasses.replace(config_of("ppo"), num_seeds=1)
+  alone = dataclasses.replace(CONFIG, num_seeds=1)
   run = write(tmp_path / "alone", alone, *begun(alone))
   with pytest.raises(types.ConfigError, match="0 to 0, since this run has 1 "):
     policies.load(run, seed_index=1)
 
 
 def test_a_state_of_other_shapes_is_refused(tmp_path):
-  config = config_of("ppo")
-  made, saved = begun(config)
-  state = saved["agent"]
-  fewer = jax.tree.map(lambda x: np.asarray(x)[:2], state)
-  broken = {**saved, "agent": fewer}
-  run = write(tmp_path / "run", config, made, broken)
+  made, saved = begun(CONFIG)
+  saved["agent"] = jax.tree.map(lambda x: np.asarray(x)[:2], saved["agent"])
+  run = write(tmp_path / "run", CONFIG, made, saved)
   policies.load(run)
   with pytest.raises(types.ConfigError, match=r"expected .* of shape"):
     policies.load(run, seed_index=1)

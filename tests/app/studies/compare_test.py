@@ -24,13 +24,9 @@ MEASURED = {
 }
 
 
-def trial(words):
-  return trials.Trial("a/0", words.split(), label=words)
-
-
 @pytest.mark.slow
 def test_runs_of_a_second_are_compared_in_a_table_and_a_figure(tmp_path, capfd):
-  words = ["--experiments", f"{A2C} --seed 7", "--seeds", "2"]
+  words = ["--experiments", f"{A2C} --seed 7", "--seeds", "1"]
   words += ["--total-steps", "1000000000", "--total-seconds", "1"]
   assert compare.main([*words, "--run-dir", str(tmp_path)]) == 0
   table = (tmp_path / "comparison.md").read_text()
@@ -39,12 +35,11 @@ def test_runs_of_a_second_are_compared_in_a_table_and_a_figure(tmp_path, capfd):
   assert len(rows) == 3 and f"{A2C} --seed 7" in rows[2]
   picture = image.imread(tmp_path / "comparison.png")
   assert picture.shape[1] == 1200 and picture.std() > 0.05
-  paths = [path.parent for path in tmp_path.rglob("metrics.jsonl")]
+  (path,) = tmp_path.rglob("metrics.jsonl")
   # The comparison sets the seeds, and overrides the experiment's --seed.
-  assert sorted(records.read(x).options["seed"] for x in paths) == [0, 1]
-  for path in paths:
-    last = metrics.read_lines(path / "metrics.jsonl")[-1]
-    assert last["wall_seconds"] >= 1 and last["env_steps"] < 10**9
+  assert records.read(path.parent).options["seed"] == 0
+  last = metrics.read_lines(path)[-1]
+  assert last["wall_seconds"] >= 1 and last["env_steps"] < 10**9
 
 
 def test_the_figure_has_all_runs_and_the_table_medians_over_seeds(
@@ -119,10 +114,8 @@ def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
   ("words", "reason"),
   [
     (["--experiments", "muzero"], "found 'muzero'"),
-    (["--seeds", "0"], "--seeds from 1"),
     (["--experiments", ""], "found none"),
     (["--experiments", f"{A2C} --epochs 3"], "unrecognized arguments"),
-    (["--experiments", "a2c", "--env", "nope"], "no environment 'nope'"),
   ],
 )
 def test_a_wrong_option_exits_with_2_and_makes_no_directory(
