@@ -258,15 +258,6 @@ def test_a_schedulers_warning_does_not_end_a_process_that_joined(monkeypatch):
   assert join.main(["localhost:1"]) == 128 + signal.SIGHUP
 
 
-@pytest.mark.slow
-def test_an_experiment_with_a_role_gives_up_too(tmp_path, joiners):
-  """The program of the experiment replaces itself by `seedx.join`."""
-  words = ("--role", "actor", "--address", f"unix:{tmp_path}/nobody")
-  program = ("-m", seed_vtrace.__name__)
-  joiners.start(*words, "--give-up-seconds", 0.5, program=program)
-  joiners.ended(status=3)
-
-
 def _learn(experiment, address, *words):
   """Runs a learner that starts no nodes; returns the last line of metrics."""
   run_dir = address.removeprefix("unix:") + "-run"
@@ -346,6 +337,23 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   assert last["env_steps"] >= 2000 and last["learner_steps"] > 5
 
 
+@pytest.fixture
+def replaced(monkeypatch):
+  """Lets programs that would replace this process run in it."""
+
+  def execute(path, program):
+    assert program[:3] == [path, "-m", "seedx.join"]
+    raise SystemExit(join.main(program[3:]))
+
+  monkeypatch.setattr(os, "execv", execute)
+
+
+def test_an_experiment_with_a_role_gives_up_too(tmp_path, replaced):
+  words = ("--role", "actor", "--address", f"unix:{tmp_path}/nobody")
+  with pytest.raises(SystemExit, match="3"):
+    programs.main(seed_vtrace, [*words, "--give-up-seconds", "0.5"])
+
+
 @pytest.mark.parametrize(
   ("experiment", "words", "message"),
   [
@@ -354,14 +362,8 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   ],
 )
 def test_an_actors_experiment_and_options_must_equal_the_learners(
-  tmp_path, capfd, monkeypatch, experiment, words, message
+  tmp_path, capfd, replaced, experiment, words, message
 ):
-  def execute(path, program):
-    assert program[:3] == [path, "-m", "seedx.join"]
-    raise SystemExit(join.main(program[3:]))
-
-  # Instead of replacing this process, the program runs in it.
-  monkeypatch.setattr(os, "execv", execute)
   options = {"agent": "vtrace", "td_lambda": 1.0}
   with Learner(tmp_path, ROLES[:1], "impala", **options) as learner:
     role = ("--role", "actor", "--address", learner.server.address)
@@ -470,41 +472,21 @@ def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
   assert not {"matplotlib", "envpool.jumanji"} & loaded
 
 
-_MALFORMED_ADDRESSES = {
-  "localhost:99999": "up to 65535",
-  "localhost:٣": "expected host:port",
-  "localhost:" + "1" * 5000: "expected host:port",
-  "localhost": "expected host:port",
-  "unix:": "has no path",
-}
-
-
-@pytest.mark.parametrize("address", _MALFORMED_ADDRESSES)
-def test_a_malformed_address_is_refused_at_once(address, capfd):
+def test_a_malformed_address_is_refused_at_once(capfd):
   with pytest.raises(SystemExit, match="2"):
-    join.main([address])
+    join.main(["localhost"])
   error = capfd.readouterr().err
   assert error.startswith("error: ") and error.count("\n") == 1
-  assert _MALFORMED_ADDRESSES[address] in error
-  for words in (
-    ["--address", address],
-    ["--role", "actor", "--address", address],
-  ):
-    error = programs.refused(seed_vtrace, words, capfd)
-    assert _MALFORMED_ADDRESSES[address] in error
+  assert "expected host:port" in error
+  for role in ([], ["--role", "actor"]):
+    words = [*role, "--address", "localhost"]
+    assert "expected host:port" in programs.refused(seed_vtrace, words, capfd)
 
 
-def test_seconds_that_are_not_in_ascii_are_refused(capfd):
-  with pytest.raises(SystemExit, match="2"):
-    join.main(["localhost:1", "--give-up-seconds", "٤"])
-  assert "found '٤'" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["[]", "{", "[" * 10_000])
 @pytest.mark.parametrize("option", ["--options", "--env-options"])
-def test_options_that_are_no_json_object_are_refused(option, text, capfd):
+def test_options_that_are_no_json_object_are_refused(option, capfd):
   with pytest.raises(SystemExit, match="2"):
-    join.main(["localhost:1", option, text])
+    join.main(["localhost:1", option, "[]"])
   error = capfd.readouterr().err
   assert f"{option} as KEY=VALUE,KEY=VALUE or as a JSON object" in error
   assert error.count("\n") == 1

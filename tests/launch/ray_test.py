@@ -287,8 +287,6 @@ def test_invalid_options_of_a_cluster_are_refused():
   "env",
   [
     envs.Config("mine:make", env_options={"sizes": (3, 5)}),
-    envs.Config("Ant-v4", env_options={"xml_file": "ant.xml"}),
-    envs.Config("CartPole-v1", observation_transform="mine:smaller"),
     envs.Config("CartPole-v1"),
   ],
   ids=lambda env: env.env + env.observation_transform,
