@@ -124,7 +124,7 @@ def test_all_hosts_end_after_the_update_that_reaches_the_total():
 
 @pytest.mark.parametrize(
   ("ending", "failed", "status"),
-  [(143, False, 143), (0, False, 0), (0, True, 1), (130, True, 130)],
+  [(143, False, 143), (0, True, 1), (130, True, 130)],
 )
 def test_a_host_that_stops_stops_all_hosts(ending, failed, status):
   all_hosts = hosts.Hosts(0, 2), hosts.Hosts(1, 2, ending=lambda: ending)
@@ -168,7 +168,6 @@ def test_hosts_never_share_seeds_even_after_a_resume():
     ({"hosts": 0}, "hosts of at least 1|from 1 to"),
     ({"hosts": 2, "host_index": 2, "coordinator": "a:1"}, "from -1 to 1"),
     ({"hosts": 2, "coordinator": "a:1"}, "both a host_index and a coord"),
-    ({"starved_seconds": -1.0}, "of at least 0"),
   ],
 )
 def test_invalid_options_of_hosts_are_refused(options, message):
