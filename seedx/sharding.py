@@ -175,7 +175,6 @@ def assemble(
     join_subtree,
     specs,
     *shards,
-    is_leaf=lambda x: isinstance(x, PartitionSpec),
   )
 
 
@@ -192,7 +191,6 @@ def size(nest: types.Tree, specs: types.Tree) -> int:
     ],
     specs,
     nest,
-    is_leaf=lambda x: isinstance(x, PartitionSpec),
   )
   return int(jax.tree.leaves(lengths)[0])
 
@@ -229,5 +227,4 @@ def shard(
     lambda spec, subtree: jax.tree.map(functools.partial(part, spec), subtree),
     specs,
     nest,
-    is_leaf=lambda x: isinstance(x, PartitionSpec),
   )
