@@ -168,11 +168,8 @@ def assemble(
       tuple(shape), NamedSharding(over, spec), list(leaves)
     )
 
-  def join_subtree(spec: PartitionSpec, *subtrees: types.Tree) -> types.Tree:
-    return jax.tree.map(lambda *leaves: join(spec, *leaves), *subtrees)
-
   return jax.tree.map(
-    join_subtree,
+    lambda spec, *nests: jax.tree.map(functools.partial(join, spec), *nests),
     specs,
     *shards,
   )
