@@ -130,7 +130,7 @@ def test_runs_and_evaluations_work_without_a_reader(tmp_path):
   (tmp_path / "printing.py").write_text(_PRINTING)
   run_dir = tmp_path / "run"
   words = "-m seedx train seed_vtrace --env printing:make --num-actors 1"
-  words += " --envs-per-actor 8 --total-steps 2000 --log-seconds 0"
+  words += " --envs-per-actor 8 --total-steps 2000 --log-seconds 0.1"
   words += f" --log-every 0 --run-dir {run_dir}"
   assert run(words.split(), tmp_path) == (0, "")
   last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
