@@ -371,25 +371,20 @@ def test_row_of_an_empty_line_has_dashes():
 
 def test_before_the_first_update_a_row_has_the_time_and_no_rate():
   sink, stream, clock = console()
-  for steps in (640, 1280):
-    sink.write({**LINE, "env_steps": steps, "policy_lag": None})
-    clock.sleep(10.0)
-  sink.write(LINE)
-  _, first, second, learning = rows(stream)
-  assert (first[2], *first[6:]) == ("-", "compiling", "0s")
-  assert (second[2], *second[6:]) == ("-", "compiling", "10s")
-  assert learning[2] == "490k" and learning[-1] == "learner"
-
-
-def test_before_the_first_step_a_row_shows_a_wait_for_environments():
-  sink, stream, clock = console()
-  for steps, share in ((0, 0.5), (0, 1.0), (64, 1.0)):
-    waits = {"policy_lag": None, "acting_wait_environments": share}
+  for steps, wait in ((0, 0.5), (0, 1.0), (640, 1.0), (1280, 0.1)):
+    waits = {"policy_lag": None, "acting_wait_environments": wait}
     sink.write({**LINE, **waits, "env_steps": steps})
     clock.sleep(10.0)
-  reasons = [" ".join(row[6:-1]) for row in rows(stream)[1:]]
-  wait = "waiting for the first observation"
-  assert reasons == ["compiling", wait, "compiling"]
+  sink.write(LINE)
+  *starting, learning = rows(stream)[1:]
+  assert {row[2] for row in starting} == {"-"}
+  assert [" ".join(row[6:]) for row in starting] == [
+    "compiling 0s",
+    "waiting for the first observation 10s",
+    "compiling 20s",
+    "compiling 30s",
+  ]
+  assert learning[2] == "490k" and learning[-1] == "learner"
 
 
 def test_a_learner_without_actors_shows_that_it_waits_for_them():

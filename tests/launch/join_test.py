@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from experiments import gorila_dqn, impala, seed_ppo, seed_vtrace
-from seedx import envs, join, metrics, wire
+from seedx import envs, join, wire
 from seedx.acting import protocol
 from seedx.launch import admission, joining, topology
 from seedx.wire import serving
@@ -290,21 +290,15 @@ def test_workers_find_a_server_that_joins_at_another_address(tmp_path, joiners):
   joiners.start(address, "--role", "worker")
   serve = (address, "--role", "server", "--listen")
   first = joiners.start(*serve, f"unix:{tmp_path}/first")
-  running.wait_until(lambda: _env_steps(run_dir) > 2000)
+  running.wait_until(lambda: programs.env_steps(run_dir) > 2000)
   joiners.kill(first)
   joiners.start(*serve, f"unix:{tmp_path}/second")
-  before = _env_steps(run_dir)
-  running.wait_until(lambda: _env_steps(run_dir) > before + 2000)
+  before = programs.env_steps(run_dir)
+  running.wait_until(lambda: programs.env_steps(run_dir) > before + 2000)
   learner.send_signal(signal.SIGINT)
   assert learner.wait(600) == 130
   joiners.programs.remove(learner)
   joiners.ended()
-
-
-def _env_steps(run_dir):
-  path = run_dir / "metrics.jsonl"
-  lines = metrics.read_lines(path) if path.exists() else []
-  return lines[-1]["env_steps"] if lines else 0
 
 
 @pytest.mark.slow
@@ -328,7 +322,7 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   words += ["--total-steps", 10**8]
   learner = joiners.start(*words, program=("-m", seed_vtrace.__name__))
   joiners.start(address)
-  running.wait_until(lambda: _env_steps(run_dir) > 500)
+  running.wait_until(lambda: programs.env_steps(run_dir) > 500)
   joiners.kill(learner)
   words = (*FEW, *SHORT, "--env", "Catch-v0", "--total-steps", 2000)
   last = _learn(seed_vtrace, address, *words)
