@@ -113,13 +113,6 @@ def test_a_sink_gets_all_lines_even_if_another_one_fails(tmp_path, capfd):
   assert [x["env_steps"] for x in sink.lines] == [x["env_steps"] for x in lines]
 
 
-def test_a_name_without_a_sink_factory_is_refused(tmp_path, capfd):
-  with pytest.raises(SystemExit):
-    cases.train("--sink nowhere:make", tmp_path / "run")
-  assert "a sink factory package.module:function" in capfd.readouterr().err
-  assert not (tmp_path / "run").exists()
-
-
 # The sinks in docs/metrics.md, with fakes of the libraries.
 
 
