@@ -133,7 +133,7 @@ class Checkpoints:
     Raises:
       OSError: the score cannot be written.
     """
-    if env_steps in self._current_steps():
+    if env_steps in self._steps_named("", _is_current):
       folder = self.directory.folder(str(env_steps))
       folder.write(_SCORE, to_bytes(np.float64(score)))
       self._retain()
@@ -147,9 +147,7 @@ class Checkpoints:
 
     Checkpoints that an older version wrote are included.
     """
-    return sorted(
-      self._steps_named("", lambda x: _is_current(x) or x.has(_OLDER))
-    )
+    return self._steps_named("", lambda x: _is_current(x) or x.has(_OLDER))
 
   def ranked(self) -> list[int]:
     """Returns the env steps of all checkpoints, the best score first.
@@ -215,7 +213,7 @@ class Checkpoints:
     return str(self.directory / name)
 
   def _retain(self) -> None:
-    steps = self._current_steps()
+    steps = self._steps_named("", _is_current)
     for name in self._newest_only:
       for step in [x for x in steps if self.has(x, name)][:-1]:
         self.directory.folder(str(step)).remove(name)
@@ -228,15 +226,12 @@ class Checkpoints:
         self.directory.rename(str(step), f"{step}{_REMOVED}")
     self._delete(_REMOVED)
 
-  def _current_steps(self) -> list[int]:
-    return sorted(self._steps_named("", _is_current))
-
   def _steps_named(
     self, suffix: str, fits: Callable[[files.Folder], bool]
   ) -> list[int]:
     """Returns the env steps in the names of directories that `fits` accepts.
 
-    A directory that cannot be read is left out.
+    They are ascending. A directory that cannot be read is left out.
     """
     try:
       names = self.directory.names()
@@ -249,7 +244,7 @@ class Checkpoints:
       with contextlib.suppress(OSError):
         if fits(self.directory.folder(name)):
           steps.append(int(name.removesuffix(suffix)))
-    return steps
+    return sorted(steps)
 
   def _delete(self, suffix: str) -> None:
     # A killed process may leave an unfinished checkpoint without an item.

@@ -168,14 +168,10 @@ def assemble(
       tuple(shape), NamedSharding(over, spec), list(leaves)
     )
 
-  def join_subtree(spec: PartitionSpec, *subtrees: types.Tree) -> types.Tree:
-    return jax.tree.map(lambda *leaves: join(spec, *leaves), *subtrees)
-
   return jax.tree.map(
-    join_subtree,
+    lambda spec, *nests: jax.tree.map(functools.partial(join, spec), *nests),
     specs,
     *shards,
-    is_leaf=lambda x: isinstance(x, PartitionSpec),
   )
 
 
@@ -192,7 +188,6 @@ def size(nest: types.Tree, specs: types.Tree) -> int:
     ],
     specs,
     nest,
-    is_leaf=lambda x: isinstance(x, PartitionSpec),
   )
   return int(jax.tree.leaves(lengths)[0])
 
@@ -229,5 +224,4 @@ def shard(
     lambda spec, subtree: jax.tree.map(functools.partial(part, spec), subtree),
     specs,
     nest,
-    is_leaf=lambda x: isinstance(x, PartitionSpec),
   )

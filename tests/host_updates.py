@@ -40,8 +40,7 @@ def ppo_agent():
 # Each case: agent, micro-batches, seeds of batches, hosts that have a batch.
 CASES = {
   "normalized": (normalizing_agent, 1, range(3), {0, 1}),
-  "normalized, starved": (normalizing_agent, 1, range(3), {0}),
-  "starved, micro-batches": (normalizing_agent, 2, [0], {1}),
+  "starved, micro-batches": (normalizing_agent, 2, [0, 1], {1}),
   "ppo": (ppo_agent, 1, [0, 1], {0, 1}),
   "idle": (ppo_agent, 1, [0], set()),
 }

@@ -148,6 +148,9 @@ every-switch-is-on app/cli/command_line.py app/cli/command_line
 evaluations-share-seeds app/evaluate.py app/evaluate
 - options.seed * options.episodes
 + options.seed
+exported-policy-never-samples app/export.py app/export
+- None if seed is None else jax.random.key(seed)
++ None
 runs-end-at-their-shortest app/plot.py app/plot
 - max(ends.get(key, 0), _end(run))
 + min(ends.get(key, _end(run)), _end(run))
@@ -157,9 +160,15 @@ checkpoints-at-every-look app/runs/checkpointer.py app/runs/resuming
 experiments-of-others-run app/runs/foreign_code.py app/runs/trust
 - saved.experiment not in (None, *experiments.shipped())
 + False
+saved-runs-begin-again app/runs/resuming.py app/runs/resuming
+- .has(run_folders.CONFIG) and not saved(run_dir)
++ .has(run_folders.CONFIG)
 opponents-always-trusted app/settings/opponents.py app/opponents
 - _LOADERS[trust]
 + _LOADERS[True]
+worst-trials-continue app/studies/search.py app/studies/search
+- direction="maximize", pruner=pruner
++ direction="minimize", pruner=pruner
 failed-trials-not-repeated app/studies/pool.py app/studies/trials
 - for x in past if not x.get("error")
 + for x in past
@@ -205,6 +214,9 @@ cores-average-alone losses/reductions.py losses/reductions
 largest-critic-in-targets losses/continuous_q.py losses/continuous_q
 - values = jnp.min(target_q_values, axis=-1)
 + values = jnp.max(target_q_values, axis=-1)
+resets-teach-the-policy losses/alphazero.py losses/alphazero
+- cross_entropy * steps.weight
++ cross_entropy
 lines-before-a-resume-stay metrics/lines.py metrics
 - map(operator.ge, _times(lines[-1]), times)
 + map(operator.gt, _times(lines[-1]), times)
@@ -220,6 +232,9 @@ advantages-centred-over-atoms networks/heads.py networks/heads
 workers-play-alike pipelines/a3c.py pipelines/shared
 - seed=self.seeds.take(self._config.workers.envs_per_worker)
 + seed=self._config.seed
+episodes-never-lengthen-anew pipelines/anakin/program.py pipelines/anakin
+- jnp.where(first, 0, state.episode_length + 1)
++ state.episode_length + ~first
 shard-refilled pipelines/gorila/parameter_server.py pipelines/parameter_server
 - if self._state is None:
 -         state = self._start(

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from seedx import app, checkpoint, envs, signals
+from seedx import app, checkpoint, envs, metrics, signals
 from seedx.acting import evaluator, local_actor
 from seedx.agents import a2c, base, dqn, ppo, rainbow, vtrace
 from seedx.app.runs import checkpointer
@@ -135,6 +135,13 @@ def free_port():
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     return probe.getsockname()[1]
+
+
+def env_steps(run_dir):
+  """Returns the env steps in a run's newest line; 0 if there is none."""
+  path = run_dir / "metrics.jsonl"
+  lines = metrics.read_lines(path) if path.exists() else []
+  return lines[-1]["env_steps"] if lines else 0
 
 
 def steps_of(run_dir):

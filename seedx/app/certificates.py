@@ -110,14 +110,10 @@ def _sign(directory: pathlib.Path, options: Options) -> None:
       ["-subj", "/CN=seedx authority", "-keyout", ca_key, "-out", ca, *days],
       extensions=("basicConstraints=critical,CA:TRUE",),
     )
-    made: list[str | pathlib.Path] = [
-      "-keyout",
-      directory / "key.pem",
-      "-out",
-      directory / "certificate.pem",
-    ]
+    key = ("-keyout", directory / "key.pem")
+    out = ("-out", directory / "certificate.pem")
     _request(
-      ["-subj", "/CN=seedx", "-CA", ca, "-CAkey", ca_key, *days, *made],
+      ["-subj", "/CN=seedx", "-CA", ca, "-CAkey", ca_key, *days, *key, *out],
       extensions=(
         "basicConstraints=critical,CA:FALSE",
         "extendedKeyUsage=serverAuth,clientAuth",
@@ -127,7 +123,6 @@ def _sign(directory: pathlib.Path, options: Options) -> None:
 
 
 def _name(host: str) -> str:
-  """Returns a host in the form that certificates use."""
   try:
     return f"IP:{ipaddress.ip_address(host)}"
   except ValueError:

@@ -154,7 +154,6 @@ def _seed(of_run: int, options: Options) -> int:
 
 
 def _file_name(env_steps: int, seed_index: int, world: str) -> str:
-  """Returns the name of the statistics' file, with another world's name."""
   words = re.sub(r"[^\w.=,+-]+", "_", world, flags=re.ASCII)[:100]
   training = f"seed_index={seed_index}" if seed_index else ""
   parts = "evaluation", str(env_steps), training, words

@@ -173,7 +173,6 @@ def _runs(name: str) -> list[pathlib.Path]:
 
 
 def _ended_early(labelled: Sequence[tuple[run_groups.Run, str]]) -> list[str]:
-  """Returns messages about runs that ended earlier than their group."""
   ends: dict[tuple[str, str], int] = {}
   for run, label in labelled:
     key = run.env, label
@@ -210,7 +209,6 @@ def _of_seeds(panels: Mapping[str, Groups], metric: str) -> dict[str, Groups]:
 
 
 def _none(metric: str) -> str:
-  """Returns the message that a run has no value of a metric."""
   if metric == "episode_return":
     return "no episode has ended"
   return f"no {metric.replace('_', ' ')}"

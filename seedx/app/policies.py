@@ -267,7 +267,13 @@ def load(
   like = jax.eval_shape(
     lambda key: agent.acting(agent.init(key)), jax.random.key(0)
   )
-  num_seeds = _num_seeds(config, seed_index)
+  num_seeds: int = getattr(config, "num_seeds", 1)
+  if not 0 <= seed_index < num_seeds:
+    raise types.ConfigError(
+      f"expected a seed_index of 0 to {num_seeds - 1}, since this run has"
+      f" {num_seeds} {'seed' if num_seeds == 1 else 'seeds'}, found"
+      f" {seed_index}"
+    )
 
   def read(step: int) -> types.Tree:
     if not seed_index:
@@ -293,21 +299,6 @@ def load(
     acting=jax.device_put(acting),
     has_memory=getattr(config.agent, "memory", None) is not None,
   )
-
-
-def _num_seeds(config: process.Config, index: int) -> int:
-  """Returns the number of trainings of a run.
-
-  Raises:
-    types.ConfigError: there is none with this index.
-  """
-  num_seeds: int = getattr(config, "num_seeds", 1)
-  if not 0 <= index < num_seeds:
-    raise types.ConfigError(
-      f"expected a seed_index of 0 to {num_seeds - 1}, since this run has"
-      f" {num_seeds} {'seed' if num_seeds == 1 else 'seeds'}, found {index}"
-    )
-  return num_seeds
 
 
 def _config(saved: records.Record) -> process.Config:
@@ -351,11 +342,7 @@ def _class(name: str, package: str) -> type:
 def _rows(
   specs: types.Tree, observation: types.Tree
 ) -> tuple[types.Tree, int | None]:
-  """Returns a batch; and its number of rows, or None for one observation.
-
-  Raises:
-    types.ConfigError: the observation does not match the specs.
-  """
+  """Returns a batch; and its number of rows, or None for one observation."""
   structure: Any = jax.tree.structure(specs)  # JAX's stubs lack a method.
   try:
     plain = _plain(observation)

@@ -428,7 +428,6 @@ def _unwritten(
   sinks: Sequence[metrics.Background],
   is_drawn: bool,
 ) -> list[str]:
-  """Returns the names of what could not be written of a run that has ended."""
   lost = evaluation.lost if evaluation else {}
   return [
     *saver.unwritten,

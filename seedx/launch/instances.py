@@ -37,26 +37,21 @@ class Running(Protocol):
   @property
   def name(self) -> str:
     """The name in messages."""
-    ...
 
   def status(self) -> int | None:
     """Returns the exit status; None while the instance runs."""
-    ...
 
   def last_error(self) -> str:
     """Returns the instance's error, or ""; call once, after the end.
 
     The first line has the error, the other lines its traceback, if any.
     """
-    ...
 
   def leave(self) -> None:
     """Asks the instance to end."""
-    ...
 
   def end(self, timeout_seconds: float) -> None:
     """Waits for the instance's end; after the timeout, kills the instance."""
-    ...
 
 
 class Instances:

@@ -1,17 +1,7 @@
 """Processes that join a run, and to which the learner assigns roles.
 
-A process that joins opens the stream `JOIN` with the hello::
-
-    {"version": "0.2.0", "role": "actor", "address": "", "experiment": "",
-     "options": {}}
-
-`role` may be empty if the run has only one. `address` is where the process
-listens, if it does. `experiment` and `options` may be empty; otherwise the
-learner refuses the process unless they equal its own. The welcome has the
-assigned role, and the run's experiment and options::
-
-    {"version": "0.2.0", "role": "actor", "needs_jax": false,
-     "experiment": "seed_vtrace", "options": {"env": "CartPole-v1", ...}}
+A process that joins opens the stream `JOIN` with a `Hello`. If it fits the run,
+the learner answers with a `Welcome`.
 
 The stream stays open as long as both processes live; the process that joined
 sends an empty request each minute. All messages are JSON: nothing that arrives

@@ -396,7 +396,6 @@ class _Task:
     self.name = f"{role} on Ray"
 
   def status(self) -> int | None:
-    """Returns the exit status; None while the task runs."""
     done, _ = ray().wait([self._result], timeout=0)
     if not done:
       return None
@@ -409,13 +408,10 @@ class _Task:
       return -signal.SIGKILL
 
   def last_error(self) -> str:
-    """Returns the error of the task, or an empty string."""
     return self._error
 
   def leave(self) -> None:
-    """Cancels the task."""
     ray().cancel(self._result, force=True)
 
   def end(self, timeout_seconds: float) -> None:
-    """Waits for the end of the task."""
     ray().wait([self._result], timeout=timeout_seconds)

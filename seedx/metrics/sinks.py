@@ -23,8 +23,6 @@ Line = Mapping[str, Value]
 
 # Number of lines that may wait for a sink; further lines are dropped.
 _MAX_WAITING = 100
-# Longest wait at the end of a run for a sink to write the remaining lines.
-_PATIENCE_SECONDS = 10.0
 
 
 class Video(NamedTuple):
@@ -101,7 +99,7 @@ class Background:
   """
 
   def __init__(
-    self, name: str, sink: Sink, patience_seconds: float = _PATIENCE_SECONDS
+    self, name: str, sink: Sink, patience_seconds: float = 10.0
   ) -> None:
     """Starts the thread.
 

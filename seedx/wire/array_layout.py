@@ -308,9 +308,8 @@ class Layout:
     if not isinstance(theirs, list):
       return f"expected a list of columns, found {theirs!r:.80}"
     ours = self.to_json()["columns"]
-    for number in range(max(len(ours), len(theirs))):
-      expected = ours[number] if number < len(ours) else None
-      actual = theirs[number] if number < len(theirs) else None
+    columns = itertools.zip_longest(ours, theirs)
+    for number, (expected, actual) in enumerate(columns):
       if expected != actual:
         return (
           f"column {number}: expected {_in_words(expected)}, "

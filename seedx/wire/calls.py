@@ -30,18 +30,20 @@ def metadata_limit(size: int) -> list[tuple[str, int]]:
   return [(name, size) for name in names]
 
 
-class WireError(Exception):
+class _StatusError(Exception):
+  def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    super().__init__(f"{code.name}: {message}")
+    self.code = code
+    self.message = message
+
+
+class WireError(_StatusError):
   """An error for a call that failed.
 
   Attributes:
     code: status of the call; after UNAVAILABLE, try the call again.
     message: description of the failure, for people.
   """
-
-  def __init__(self, code: grpc.StatusCode, message: str) -> None:
-    super().__init__(f"{code.name}: {message}")
-    self.code = code
-    self.message = message
 
 
 def bad_welcome(expected: str, actual: object) -> WireError:
@@ -52,18 +54,13 @@ def bad_welcome(expected: str, actual: object) -> WireError:
   )
 
 
-class Refusal(Exception):
+class Refusal(_StatusError):
   """An error by which a function or session ends a call with a status.
 
   Attributes:
     code: status of the call, for the client's program.
     message: reason, for people.
   """
-
-  def __init__(self, code: grpc.StatusCode, message: str) -> None:
-    super().__init__(f"{code.name}: {message}")
-    self.code = code
-    self.message = message
 
 
 def does_not_fit(expected: str, actual: str) -> Refusal:

@@ -302,7 +302,7 @@ class Client:
   def stream(
     self,
     name: str,
-    requests: Iterable[types.Tree],
+    requests: Iterable[types.Tree] | None,
     inputs: array_layout.Layout,
     outputs: array_layout.Layout,
     hello: Mapping[str, Any] | None = None,
@@ -311,12 +311,21 @@ class Client:
 
     Then a daemon thread iterates `requests`, nests of `[rows, ...]` arrays. The
     thread does not wait for replies, only for room in the buffers of the
-    connection. `hello` is a JSON object for the session.
+    connection. If `requests` is None, `Stream.send` sends the requests. `hello`
+    is a JSON object for the session.
 
     Raises:
       WireError: the server refused the stream, or there is no server.
     """
-    return self._open(name, requests, inputs, outputs, hello)
+    method = self._channel.stream_stream(calls.PATH_PREFIX + name)
+    path = self._unix_path
+    if path is not None and not unix_pipe.is_at(path):
+      path = None
+    stream = Stream(
+      method, requests, inputs, outputs, hello or {}, path, self._failure
+    )
+    self.was_accepted = True
+    return stream
 
   def exchange(
     self,
@@ -326,7 +335,7 @@ class Client:
     hello: Mapping[str, Any] | None = None,
   ) -> Stream:
     """Opens a stream whose requests `Stream.send` sends; see `stream`."""
-    return self._open(name, None, inputs, outputs, hello)
+    return self.stream(name, None, inputs, outputs, hello)
 
   def close(self) -> None:
     """Cancels all calls and streams, and disconnects."""
@@ -337,24 +346,6 @@ class Client:
 
   def __exit__(self, *_: object) -> None:
     self.close()
-
-  def _open(
-    self,
-    name: str,
-    requests: Iterable[types.Tree] | None,
-    inputs: array_layout.Layout,
-    outputs: array_layout.Layout,
-    hello: Mapping[str, Any] | None,
-  ) -> Stream:
-    method = self._channel.stream_stream(calls.PATH_PREFIX + name)
-    path = self._unix_path
-    if path is not None and not unix_pipe.is_at(path):
-      path = None
-    stream = Stream(
-      method, requests, inputs, outputs, hello or {}, path, self._failure
-    )
-    self.was_accepted = True
-    return stream
 
   def _failure(self, error: grpc.RpcError) -> calls.WireError:
     """Returns a call's error; CANCELLED only if the server's work is over.

@@ -90,7 +90,6 @@ class Session(Protocol):
     The arrays of `inputs` are read-only. `Refusal` ends the stream with its
     status, any other error with INTERNAL.
     """
-    ...
 
   def close(self) -> None:
     """Ends the session; called once, however the stream ends.
@@ -98,7 +97,6 @@ class Session(Protocol):
     Another thread may call `close` during a `__call__`, which must then return
     or raise soon. `close` must not block, since other streams would wait.
     """
-    ...
 
 
 class Request:
@@ -147,11 +145,9 @@ class BatchedSession(Protocol):
     The next request comes after the answer to this one. `Refusal` ends the
     stream with its status, any other error with INTERNAL.
     """
-    ...
 
   def close(self) -> None:
     """Ends the session, as in `Session`; a request may be unanswered."""
-    ...
 
 
 class FunctionSession:
@@ -245,13 +241,8 @@ class Server:
     block, and may raise `Refusal`. If calls are still blocked after the grace
     of `stop`, `stop` calls `cancel` once, which must make them return or raise.
     """
-
-    def open_session(hello: Mapping[str, Any]) -> Session:
-      del hello
-      return FunctionSession(function)
-
-    limit = self._max_streams
-    method = _Method(name, open_session, inputs, outputs, limit, cancel)
+    session, limit = FunctionSession(function), self._max_streams
+    method = _Method(name, lambda _: session, inputs, outputs, limit, cancel)
     method.is_stream = False
     self._bind(method)
 

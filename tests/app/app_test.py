@@ -265,17 +265,6 @@ def test_a_variant_of_a_pipeline_is_a_subclass_of_its_config(tmp_path):
   assert run.metrics["variant"] == 1.0 and run.metrics["learner_steps"]
 
 
-def test_a_policy_without_a_greedy_step_cannot_act(tmp_path):
-  agent = running.Changed(
-    cases.A2C, lambda agent: dataclasses.replace(agent, greedy=None)
-  )
-  config = cases.small(agent=agent)
-  app.train(config, run_dir=str(tmp_path), quiet=True)
-  policy = app.load(tmp_path, config=config)
-  with pytest.raises(types.ConfigError, match="greedy"):
-    play(policy, 0)
-
-
 # Ctrl-C
 
 
@@ -287,7 +276,6 @@ def handlers():
   ("number", "exception"),
   [
     (signal.SIGINT, None),
-    (signal.SIGINT, KeyboardInterrupt),
     (signal.SIGTERM, SystemExit),
   ],
 )
@@ -323,8 +311,7 @@ def test_a_signal_ends_a_run_early_and_its_handler_is_restored(
   else:
     with pytest.raises(exception) as caught:
       train()
-    if exception is SystemExit:
-      assert caught.value.code == 143
+    assert caught.value.code == 143
   thread.join()
   assert handlers() == before
   assert "Ctrl-C again to exit at once" in capfd.readouterr().err
@@ -398,7 +385,6 @@ def test_seedx_trains_evaluates_plots_and_exports(tmp_path, monkeypatch, capfd):
   [
     ("fly", "join, certificates, found 'fly'"),
     ("train mine:OTHER", "MODULE:EXPERIMENT, found 'mine:OTHER'"),
-    ("train a2c --epochs 3", "unrecognized arguments: --epochs"),
   ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 
-import chex
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from PIL import Image
 
 from experiments import a2c
 from seedx import envs, metrics, types
-from seedx.acting import evaluator, local_actor, unroll_store
+from seedx.acting import evaluator
 from seedx.agents import vtrace
 from seedx.app import evaluate, policies, videos
 from seedx.app.runs import evaluations, statistics
@@ -159,26 +158,6 @@ def of_rows(played, num_envs=3):
   return [played.returns[played.row == k].tolist() for k in range(num_envs)]
 
 
-@pytest.mark.slow
-def test_each_row_may_have_its_own_parameters():
-  agent = vtrace.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8)
-  agent = agent.make(envs.spec(CARTPOLE))
-  init = jax.jit(lambda key: agent.acting(agent.init(key)))
-  policies = [init(jax.random.key(k)) for k in range(3)]
-  # Large parameters make the policies differ.
-  policies = jax.tree.map(lambda x: 4 * x, policies)
-  rows = jax.tree.map(lambda *x: np.stack(x), *policies)
-  together = player(agent, num_envs=3, num_episodes=6, per_row=True)
-  alone = player(agent, num_envs=1, num_episodes=2)
-  expected = [
-    alone.play(x, seed=11 + k).returns.tolist() for k, x in enumerate(policies)
-  ]
-  assert of_rows(together.play(rows, seed=11)) == expected
-  # In the same environments, other policies have other returns.
-  others = jax.tree.map(lambda x: x[::-1], rows)
-  assert of_rows(together.play(others, seed=11))[::2] != expected[::2]
-
-
 def test_a_row_keeps_its_parameters_after_a_cut_episode():
   originals = [by_hand(acting, 11 + k, 2) for k, acting in enumerate(ACTING)]
   replacements = [by_hand(acting, 14 + k, 1) for k, acting in enumerate(ACTING)]
@@ -270,48 +249,6 @@ def test_an_agent_without_a_greedy_step_must_sample_its_actions():
   with pytest.raises(types.ConfigError, match="--no-greedy"):
     player(fakes.counting_agent())
   player(fakes.counting_agent(), greedy=False)
-
-
-@pytest.mark.slow
-def test_the_memory_in_an_evaluation_evolves_as_in_training():
-  """Evaluation and training use the same environments; some episodes end."""
-  env = CARTPOLE
-  spec = envs.spec(env)
-  agent = vtrace.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8)
-  agent = agent.make(spec)
-  agent = dataclasses.replace(agent, step=agent.greedy)
-  state = jax.jit(agent.init)(jax.random.key(1))
-  rng = np.random.default_rng(0)
-  state = dataclasses.replace(
-    state,
-    params=jax.tree.map(
-      lambda x: x + rng.normal(size=x.shape).astype(np.float32),
-      jax.device_get(state.params),
-    ),
-  )
-  acting = agent.acting(state)
-  layout = unroll_store.Layout(num_slots=3, length=6, period=5)
-  actor = local_actor.LocalActor(
-    local_actor.Programs(agent, spec, layout),
-    env,
-    seed=4,
-    rng_key=jax.random.key(2),
-    device=jax.devices()[0],
-    waits=metrics.Waits({metrics.WAIT_ENVIRONMENTS: 1}),
-  )
-  playing = evaluator.Evaluator(agent, evaluator.Config(env, num_episodes=3))
-  environment = envs.make(env, 3, seed=4)
-  steps = playing.steps(acting, 9, environment)
-  began = 0
-  for _ in range(40):
-    trained, _ = actor.observe(acting, np.int32(0))
-    evaluated = next(steps)
-    chex.assert_trees_all_equal(trained.timestep, evaluated.timestep)
-    began += np.count_nonzero(evaluated.timestep.step_type == 0)
-    actor.act(acting, np.int32(0))
-  assert began > 6
-  actor.close()
-  environment.close()
 
 
 @pytest.mark.parametrize("seed", [0, 2048, 2**30 - 1])
@@ -488,18 +425,15 @@ def test_the_program_evaluates_the_policy_of_a_run(run_dir, capfd):
   assert f"mean {result['mean']:.1f}" in out
   again = run(run_dir, capfd)[1]
   other = run(run_dir, capfd, "--seed", "1")[1]
-  drawn = run(run_dir, capfd, "--no-greedy")[1]
+  words = "--no-greedy", "--log-info", "elapsed_step"
+  out, drawn, _ = run(run_dir, capfd, *words)
   assert again == result
   assert drawn["greedy"] is False and drawn["returns"] != result["returns"]
+  assert drawn["info_elapsed_step"] == drawn["mean"]
+  assert f"of 5 episodes, elapsed_step {drawn['mean']:.3g}" in out
   assert other["seed"] == 1 and other["returns"] != result["returns"]
   first = run(run_dir, capfd, "--checkpoint", str(steps[0]))[1]
   assert first["env_steps"] == steps[0]
-
-
-def test_the_program_prints_and_writes_the_entries_of_info(run_dir, capfd):
-  out, result, _ = run(run_dir, capfd, "--log-info", "elapsed_step")
-  assert result["info_elapsed_step"] == result["mean"]
-  assert f"of 5 episodes, elapsed_step {result['mean']:.3g}" in out
 
 
 def test_a_policy_plays_in_other_worlds(run_dir, capfd):
@@ -598,7 +532,6 @@ def test_wrong_options_are_refused_in_one_line(
 @pytest.mark.parametrize(
   ("values", "reason"),
   [
-    ({"format": 99}, "expected a run of format 6"),
     ({"experiment": "json:EXPERIMENT"}, "with an EXPERIMENT that can be"),
     ({"experiment": None, "agent": "mine:Agent"}, "config of this run"),
     ({}, "expected a checkpoint"),

@@ -323,6 +323,18 @@ def test_ten_lines_use_a_policy_without_seedx(run_dir, tmp_path, capfd):
   }
 
 
+@pytest.mark.slow
+def test_a_policy_is_exported_without_its_search_on_request(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(export.foreign_code, "trusted", lambda *_: None)
+  monkeypatch.setattr(policies, "load", lambda *_, **__: make_policy("game"))
+  words = ["run", "--output", str(tmp_path / "policy"), "--without-search"]
+  assert export.main(words) == 0
+  description = json.loads((tmp_path / "policy.json").read_text())
+  assert description["search"] is False and description["env_steps"] == 7
+
+
 @pytest.mark.parametrize(
   ("words", "reason"),
   [

@@ -569,12 +569,6 @@ def test_a_run_without_lines_is_drawn(tmp_path):
   assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_total_steps_separate_groups(tmp_path):
-  # In a longer run, the learning rate falls more slowly.
-  labels = labels_of(tmp_path, {"total_steps": 10}, {"total_steps": 20})
-  assert labels == ["ppo --total-steps 10", "ppo --total-steps 20"]
-
-
 def test_no_two_groups_look_the_same():
   looks = [
     tuple(

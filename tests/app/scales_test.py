@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from experiments import a2c as a2c_experiment
-from experiments import dqn as dqn_experiment
 from experiments import ppo as ppo_experiment
 from experiments import seed_vtrace
 from seedx import app, envs
-from seedx.agents import alphazero, ddpg, dqn, ppo, rainbow, sac
+from seedx.agents import alphazero, ddpg, dqn, ppo, rainbow
 from seedx.app import scales
 from seedx.runtime import counters
 from tests import chain, programs
@@ -36,7 +35,6 @@ def greedy(run_dir):
   [
     (ppo_experiment, 20_000, 0.01),
     (ppo_experiment, 20_000, 100),
-    (dqn_experiment, 20_000, 0.01),
     (seed_vtrace, 100_000, 100),
   ],
 )
@@ -82,7 +80,6 @@ def acted(returns, lengths):
   [
     (ppo.Config(), OWN, (0.0, 0.01), "only 0.01 .*; use --reward-scale 100$"),
     (ppo.Config(), OWN, (0.0, -0.01), "only 0.01 .*use --reward-scale 100$"),
-    (sac.Config(), OWN, (0.0, 0.002), "only 0.002 .*--reward-scale 100$"),
     (
       dqn.Config().for_small(),
       OWN,
@@ -124,14 +121,7 @@ def test_small_returns_of_an_unknown_environment_are_reported(
       r"reach -20 .*at -10; use --reward-scale 0\.1$",
     ),
     (rainbow.Config(), 9.0, 1, None),
-    (rainbow.Config(num_atoms=0), 500.0, 500, None),
     (ddpg.Config(), -1200.0, 200, None),
-    (
-      ddpg.Config(num_atoms=51),
-      -1200.0,
-      200,
-      r"at -150; use --reward-scale 0.1",
-    ),
     # No scale moves a negative return above 0.
     (rainbow.Config(value_min=0.0), -5.0, 1, "at 0; use --value-min -10$"),
   ],

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from experiments import gorila_dqn, impala, seed_ppo, seed_vtrace
-from seedx import envs, join, metrics, wire
+from seedx import envs, join, wire
 from seedx.acting import protocol
 from seedx.launch import admission, joining, topology
 from seedx.wire import serving
@@ -258,15 +258,6 @@ def test_a_schedulers_warning_does_not_end_a_process_that_joined(monkeypatch):
   assert join.main(["localhost:1"]) == 128 + signal.SIGHUP
 
 
-@pytest.mark.slow
-def test_an_experiment_with_a_role_gives_up_too(tmp_path, joiners):
-  """The program of the experiment replaces itself by `seedx.join`."""
-  words = ("--role", "actor", "--address", f"unix:{tmp_path}/nobody")
-  program = ("-m", seed_vtrace.__name__)
-  joiners.start(*words, "--give-up-seconds", 0.5, program=program)
-  joiners.ended(status=3)
-
-
 def _learn(experiment, address, *words):
   """Runs a learner that starts no nodes; returns the last line of metrics."""
   run_dir = address.removeprefix("unix:") + "-run"
@@ -299,21 +290,15 @@ def test_workers_find_a_server_that_joins_at_another_address(tmp_path, joiners):
   joiners.start(address, "--role", "worker")
   serve = (address, "--role", "server", "--listen")
   first = joiners.start(*serve, f"unix:{tmp_path}/first")
-  running.wait_until(lambda: _env_steps(run_dir) > 2000)
+  running.wait_until(lambda: programs.env_steps(run_dir) > 2000)
   joiners.kill(first)
   joiners.start(*serve, f"unix:{tmp_path}/second")
-  before = _env_steps(run_dir)
-  running.wait_until(lambda: _env_steps(run_dir) > before + 2000)
+  before = programs.env_steps(run_dir)
+  running.wait_until(lambda: programs.env_steps(run_dir) > before + 2000)
   learner.send_signal(signal.SIGINT)
   assert learner.wait(600) == 130
   joiners.programs.remove(learner)
   joiners.ended()
-
-
-def _env_steps(run_dir):
-  path = run_dir / "metrics.jsonl"
-  lines = metrics.read_lines(path) if path.exists() else []
-  return lines[-1]["env_steps"] if lines else 0
 
 
 @pytest.mark.slow
@@ -337,13 +322,30 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   words += ["--total-steps", 10**8]
   learner = joiners.start(*words, program=("-m", seed_vtrace.__name__))
   joiners.start(address)
-  running.wait_until(lambda: _env_steps(run_dir) > 500)
+  running.wait_until(lambda: programs.env_steps(run_dir) > 500)
   joiners.kill(learner)
   words = (*FEW, *SHORT, "--env", "Catch-v0", "--total-steps", 2000)
   last = _learn(seed_vtrace, address, *words)
   (error,) = joiners.ended()
   assert error.endswith(f"joined {address} as actor\nthe run is over\n")
   assert last["env_steps"] >= 2000 and last["learner_steps"] > 5
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+  """Lets programs that would replace this process run in it."""
+
+  def execute(path, program):
+    assert program[:3] == [path, "-m", "seedx.join"]
+    raise SystemExit(join.main(program[3:]))
+
+  monkeypatch.setattr(os, "execv", execute)
+
+
+def test_an_experiment_with_a_role_gives_up_too(tmp_path, replaced):
+  words = ("--role", "actor", "--address", f"unix:{tmp_path}/nobody")
+  with pytest.raises(SystemExit, match="3"):
+    programs.main(seed_vtrace, [*words, "--give-up-seconds", "0.5"])
 
 
 @pytest.mark.parametrize(
@@ -354,14 +356,8 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   ],
 )
 def test_an_actors_experiment_and_options_must_equal_the_learners(
-  tmp_path, capfd, monkeypatch, experiment, words, message
+  tmp_path, capfd, replaced, experiment, words, message
 ):
-  def execute(path, program):
-    assert program[:3] == [path, "-m", "seedx.join"]
-    raise SystemExit(join.main(program[3:]))
-
-  # Instead of replacing this process, the program runs in it.
-  monkeypatch.setattr(os, "execv", execute)
   options = {"agent": "vtrace", "td_lambda": 1.0}
   with Learner(tmp_path, ROLES[:1], "impala", **options) as learner:
     role = ("--role", "actor", "--address", learner.server.address)
@@ -470,41 +466,21 @@ def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
   assert not {"matplotlib", "envpool.jumanji"} & loaded
 
 
-_MALFORMED_ADDRESSES = {
-  "localhost:99999": "up to 65535",
-  "localhost:٣": "expected host:port",
-  "localhost:" + "1" * 5000: "expected host:port",
-  "localhost": "expected host:port",
-  "unix:": "has no path",
-}
-
-
-@pytest.mark.parametrize("address", _MALFORMED_ADDRESSES)
-def test_a_malformed_address_is_refused_at_once(address, capfd):
+def test_a_malformed_address_is_refused_at_once(capfd):
   with pytest.raises(SystemExit, match="2"):
-    join.main([address])
+    join.main(["localhost"])
   error = capfd.readouterr().err
   assert error.startswith("error: ") and error.count("\n") == 1
-  assert _MALFORMED_ADDRESSES[address] in error
-  for words in (
-    ["--address", address],
-    ["--role", "actor", "--address", address],
-  ):
-    error = programs.refused(seed_vtrace, words, capfd)
-    assert _MALFORMED_ADDRESSES[address] in error
+  assert "expected host:port" in error
+  for role in ([], ["--role", "actor"]):
+    words = [*role, "--address", "localhost"]
+    assert "expected host:port" in programs.refused(seed_vtrace, words, capfd)
 
 
-def test_seconds_that_are_not_in_ascii_are_refused(capfd):
-  with pytest.raises(SystemExit, match="2"):
-    join.main(["localhost:1", "--give-up-seconds", "٤"])
-  assert "found '٤'" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["[]", "{", "[" * 10_000])
 @pytest.mark.parametrize("option", ["--options", "--env-options"])
-def test_options_that_are_no_json_object_are_refused(option, text, capfd):
+def test_options_that_are_no_json_object_are_refused(option, capfd):
   with pytest.raises(SystemExit, match="2"):
-    join.main(["localhost:1", option, text])
+    join.main(["localhost:1", option, "[]"])
   error = capfd.readouterr().err
   assert f"{option} as KEY=VALUE,KEY=VALUE or as a JSON object" in error
   assert error.count("\n") == 1

@@ -115,11 +115,7 @@ def test_an_instance_that_dies_is_restarted_and_can_always_be_ended(
 
 @pytest.mark.parametrize(
   ("error", "reported"),
-  [
-    ("called wrong", "called wrong"),
-    ("", "ConfigError"),
-    ("\n", "ConfigError"),
-  ],
+  [("called wrong", "called wrong"), ("\n", "ConfigError")],
 )
 def test_an_instance_with_a_wrong_config_ends_the_run(
   error, reported, tmp_path

@@ -42,9 +42,7 @@ def files(tmp_path_factory):
 
 
 def free_address():
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return f"127.0.0.1:{probe.getsockname()[1]}"
+  return f"127.0.0.1:{programs.free_port()}"
 
 
 def words_of(files, *names):
@@ -149,9 +147,12 @@ def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
 def test_a_learner_that_listens_on_all_addresses_is_reached_by_its_actors(
   files, tmp_path
 ):
-  _, _, port = free_address().rpartition(":")
   options, _ = RUNS[seed_vtrace]
-  words = ["--address", f"0.0.0.0:{port}", *words_of(files, *SERVER_OPTIONS)]
+  words = [
+    "--address",
+    f"0.0.0.0:{programs.free_port()}",
+    *words_of(files, *SERVER_OPTIONS),
+  ]
   words += [*options.split(), "--run-dir", str(tmp_path)]
   assert programs.main(seed_vtrace, words) == 0
   recorded = json.loads((tmp_path / "config.json").read_text())["options"]
@@ -203,11 +204,6 @@ def test_training_continues_after_the_link_was_cut(machines, files, tmp_path):
     command = [*machine, sys.executable, "-m", *words]
     return subprocess.Popen(command, cwd=programs.ROOT)
 
-  def env_steps():
-    path = run_dir / "metrics.jsonl"
-    lines = metrics.read_lines(path) if path.exists() else []
-    return lines[-1]["env_steps"] if lines else 0
-
   words = f"--role learner --address {address} --num-actors 2".split()
   words += ["--total-steps", "1000000000", "--run-dir", str(run_dir)]
   words += words_of(files, "tls_certificate", "tls_key", "token_file")
@@ -218,14 +214,14 @@ def test_training_continues_after_the_link_was_cut(machines, files, tmp_path):
     for _ in range(2)
   ]
   try:
-    running.wait_until(lambda: env_steps() > 5_000)
+    running.wait_until(lambda: programs.env_steps(run_dir) > 5_000)
     ip("-n", "seedx-b", "link", "set", "veth0", "down")
     time.sleep(3)
-    before = env_steps()
+    before = programs.env_steps(run_dir)
     time.sleep(27)
-    assert env_steps() == before
+    assert programs.env_steps(run_dir) == before
     ip("-n", "seedx-b", "link", "set", "veth0", "up")
-    running.wait_until(lambda: env_steps() > before + 20_000)
+    running.wait_until(lambda: programs.env_steps(run_dir) > before + 20_000)
     learner.send_signal(signal.SIGINT)
     assert learner.wait(300) == 128 + signal.SIGINT
     assert [actor.wait(300) for actor in actors] == [0, 0]

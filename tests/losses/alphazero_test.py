@@ -37,6 +37,7 @@ def test_targets_are_the_results_of_the_games_for_the_player_to_move():
   loss = alphazero(game([1, -1], values))
   np.testing.assert_array_equal(loss.target, [1, -1, 1, 0, -1, 1, -1])
   np.testing.assert_array_equal(loss.weight, [1, 1, 1, 0, 1, 1, 1])
+  np.testing.assert_array_equal(loss.policy > 0, loss.weight > 0)
   # With one player, the sign never changes.
   loss = alphazero(game([1, -1], values, discount=1.0))
   np.testing.assert_array_equal(loss.target, [1, 1, 1, 0, -1, -1, -1])

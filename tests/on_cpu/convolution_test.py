@@ -22,7 +22,7 @@ def convolve(images, kernel, stride):
 
 @pytest.mark.parametrize(
   ("kernel", "stride", "height", "width"),
-  [(8, 4, 36, 40), (4, 2, 9, 13), (3, 2, 11, 8)],
+  [(4, 2, 9, 13), (3, 2, 11, 8)],
 )
 def test_products_equal_the_convolution_of_xla(kernel, stride, height, width):
   rng = np.random.default_rng(0)

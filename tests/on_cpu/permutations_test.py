@@ -17,8 +17,8 @@ def test_each_number_occurs_once(size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [8193, 16_384])
-def test_every_place_is_equally_likely(size):
+def test_every_place_is_equally_likely():
+  size = 8193
   keys = jax.random.split(jax.random.key(0), 128)
   permute = jax.jit(jax.vmap(lambda key: permutations.random(key, size)))
   drawn = np.asarray(permute(keys))

@@ -282,3 +282,12 @@ def test_an_agent_does_not_search_at_an_unrolls_last_step():
   assert "network" not in agent.calls
   train(made, 1)
   assert agent.calls[-2:] == ["search", "network"]
+
+
+def test_each_episode_has_a_length_of_its_own():
+  made = config_of(anakin, a2c.Config(hidden_sizes=())).learn(process.Context())
+  train(made, 20)
+  line = made.measure()
+  assert line["episodes"] > 8
+  # Each step has the reward 1.
+  assert line["episode_length"] == line["episode_return"]

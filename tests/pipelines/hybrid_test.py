@@ -94,7 +94,7 @@ def test_ppo_learns_both_parts_of_a_hybrid_action(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("pipeline", "name"),
-  [("seed", "vtrace"), ("impala", "ppo"), ("a3c", "a2c")],
+  [("seed", "vtrace"), ("impala", "ppo")],
 )
 def test_pipelines_carry_hybrid_actions(pipeline, name, tmp_path):
   # An LSTM sees the last action.

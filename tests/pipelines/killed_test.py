@@ -27,7 +27,7 @@ def test_a_killed_actor_is_replaced_while_the_others_continue(tmp_path, capfd):
   assert f"actor {victim.pid} died with status -9" in capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_self_play_workers_come_back(tmp_path, capfd):
   with cells.Running("apex", "alphazero", tmp_path) as run:
     run.wait_for_more_steps(200)

@@ -40,8 +40,8 @@ SLOW = [
   ("apex", "r2d2"),
   ("seed", "sac"),
   ("a3c", "td3"),
-  ("apex", "ddpg"),
-  *((p, "alphazero") for p in ("impala", "a3c", "gorila")),
+  ("impala", "alphazero"),
+  ("gorila", "alphazero"),
 ]
 PIPELINES = tuple(cells.MODULES)
 

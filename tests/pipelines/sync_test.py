@@ -153,7 +153,6 @@ PONG = envs.Config("Pong-v5", {"img_height": 36, "img_width": 36})
   ("name", "env", "fields"),
   [
     ("a2c", envs.Config("Game2048-v1"), {}),
-    ("a2c", envs.Config("RubiksCube-v0", {"max_episode_steps": 9}), {}),
     ("ppo", envs.Config("Pendulum-v1"), {"normalize_observations": True}),
     ("dqn", PONG, {"stack_frames": 2}),
   ],

@@ -70,13 +70,16 @@ def test_lengths_are_of_whole_games():
 
 def test_entries_of_info_are_means_over_the_episodes_that_have_a_value():
   acted, nan = counters.ActingCounts(log_info=("won", "gold")), np.nan
-  environments = acted.join(np.array([True, True, False]))
+  environments = acted.join(np.array([True, True, False, True]))
   # Two steps of three environments; the third one is not reported.
   returns = np.array([[1.0, 2.0], [nan, 3.0], [9.0, 9.0]])
   info = np.array(
     [[[1, nan], [0, 5]], [[nan, nan], [1, 7]], [[8, 8], [8, 8]]], np.float32
   )
-  environments.add(6, slice(None), returns, returns, info)
+  environments.add(6, np.arange(3), returns, returns, info)
+  # The fourth one has not ended an episode.
+  assert acted.measure()["info_won"] is None
+  environments.add(1, np.array([3]), np.ones(1), np.ones(1), info[1, :1])
   line = acted.measure()
   assert line["info_won"] == pytest.approx(2 / 3)
   assert line["info_gold"] == 6.0
@@ -84,16 +87,6 @@ def test_entries_of_info_are_means_over_the_episodes_that_have_a_value():
   resumed = counters.ActingCounts(log_info=("won", "gold"))
   resumed.restore(acted.saved())
   assert resumed.info["gold"].mean() == 6.0
-
-
-def test_an_entry_has_no_mean_until_every_environment_has_ended_an_episode():
-  acted, nan = counters.ActingCounts(log_info=("won",)), np.nan
-  environments = acted.join(np.ones(2, np.bool_))
-  returns, info = np.array([1.0, nan]), np.array([[1.0], [nan]])
-  environments.add(2, slice(None), returns, returns, info)
-  assert acted.measure()["info_won"] is None
-  environments.add(2, slice(None), returns[::-1], returns[::-1], info[::-1])
-  assert acted.measure()["info_won"] == 1.0
 
 
 def play(played, lengths, ends, steps, reward=-1.0):

@@ -105,7 +105,6 @@ BATCH_STEPS = 20
 REMOTE = ("seed", "impala", "apex", "gorila")
 CELLS = [
   ("sync", "ppo", 1),
-  ("sync", "dqn+", 2),
   ("sync", "r2d2+", 1),
   ("anakin", "dqn+", 1),
   ("seed", "dqn+", 2),

@@ -241,12 +241,6 @@ HANGING_UPDATES = ("-m", "tests.hanging_updates", "20")
   ("program", "words", "place", "ctrl_cs"),
   [
     (
-      ("-m", "experiments.a2c"),
-      (*HANGING_ENV, json.dumps({"steps": 300}), "--num-envs", "4"),
-      "main: for",
-      1,
-    ),
-    (
       ("-m", "experiments.seed_vtrace"),
       (*HANGING_ENV, json.dumps({"steps": 300}), "--envs-per-actor", "4"),
       "(Waits until a batch is complete",
@@ -254,7 +248,6 @@ HANGING_UPDATES = ("-m", "tests.hanging_updates", "20")
     ),
     ((*HANGING_UPDATES, "a2c"), ("--num-envs", "4"), "Learner.learn", 1),
     ((*HANGING_UPDATES, "a2c"), ("--num-envs", "4"), "Learner.learn", 2),
-    ((*HANGING_UPDATES, "seed_vtrace"), (), "learner: for", 1),
   ],
 )
 def test_ctrl_c_ends_a_run_that_hangs(program, words, place, ctrl_cs, tmp_path):

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from seedx import channels, checkpoint, metrics, types
-from seedx.agents import a2c
 from seedx.app.runs import checkpointer
-from seedx.pipelines import sync
 from seedx.runtime import clocks, counters, hosts, process, process_parts
 from seedx.runtime import running as running_lib
 from tests import running
@@ -139,11 +137,6 @@ def test_the_main_thread_runs_the_steps_until_their_end_or_a_stop(maximum):
   expected = range(min(maximum, 8))
   assert seen == [(i, threading.current_thread()) for i in expected]
   assert closed == [True]
-
-
-def test_a_setting_out_of_range_is_refused():
-  with pytest.raises(types.ConfigError, match="expected log_seconds"):
-    sync.Config(agent=a2c.Config(), log_seconds=-1)
 
 
 def test_a_run_may_have_a_clock_of_updates(tmp_path):

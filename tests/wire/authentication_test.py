@@ -3,10 +3,8 @@
 import contextlib
 import dataclasses
 import socket
-import statistics
 import subprocess
 import threading
-import time
 from concurrent import futures
 from unittest import mock
 
@@ -465,48 +463,3 @@ def test_certificates_that_cannot_be_made_are_refused(tmp_path, capfd):
       certificates.main([*map(str, words)])
     assert message in capfd.readouterr().err
   assert not (tmp_path / "new").exists()
-
-
-# The cost of TLS
-
-
-@pytest.mark.long
-def test_tls_takes_at_most_60_percent_more_time_at_450_kb(files):
-  """The machine must be idle, since TLS also uses a second core."""
-  ours = files["ours"]
-  frames = wire.Layout.of((np.zeros(450_000, np.uint8),), 1)
-  reply = wire.Layout.of((np.zeros(1_000, np.uint8),), 1)
-  request = (np.zeros((1, 450_000), np.uint8),)
-  small = (np.zeros((1, 1_000), np.uint8),)
-  modes = {
-    "tcp": (wire.Security(), wire.Security()),
-    "tls": (server_of(ours), client_of(ours)),
-    "mtls": (server_of(ours, True), client_of(ours, **certificate_of(ours))),
-  }
-  with contextlib.ExitStack() as opened:
-    exchanges = {}
-    for name, (of_server, of_client) in modes.items():
-      server = server_lib.Server("127.0.0.1:0", 1, security=of_server)
-      server.bind("frames", lambda nest: small, frames, reply)
-      opened.enter_context(server)
-      client = opened.enter_context(wire.Client(server.address, of_client))
-      exchange = client.exchange("frames", frames, reply)
-      opened.callback(exchange.close)
-      exchanges[name] = exchange
-
-    def block():
-      """Returns the median seconds of a round trip; modes take turns."""
-      seconds = {name: [] for name in modes}
-      for _ in range(20):
-        for name, exchange in exchanges.items():
-          start = time.perf_counter()
-          exchange(request)
-          seconds[name].append(time.perf_counter() - start)
-      return {name: statistics.median(x) for name, x in seconds.items()}
-
-    block()
-    blocks = [block() for _ in range(60)]
-  # Other programs have disturbed the fastest block least.
-  fastest = min(blocks, key=lambda medians: sum(medians.values()))
-  assert fastest["tls"] <= 1.6 * fastest["tcp"]
-  assert fastest["mtls"] <= 1.6 * fastest["tcp"]

@@ -292,14 +292,6 @@ def test_the_thread_of_the_pipes_ends_with_the_server(tmp_path):
   running.wait_until(lambda: not thread.is_alive())
 
 
-def test_a_server_without_batched_methods_has_no_thread_for_pipes(tmp_path):
-  server = serving.Server(f"unix:{tmp_path}/sock", 1)
-  server.bind("double", lambda x: 2 * x, LAYOUT, LAYOUT)
-  with server:
-    assert server._handlers.listener is not None
-    assert server._handlers.pipes is None
-
-
 def test_without_epoll_each_streams_thread_receives(tmp_path, monkeypatch):
   monkeypatch.delattr(serving.select, "epoll")
   with served(tmp_path) as made:

@@ -515,6 +515,27 @@ def test_an_error_of_a_session_ends_only_its_stream(client, bystander, caplog):
   assert code is Code.INTERNAL
 
 
+def test_an_exchange_is_in_order_and_both_ends_count_its_bytes(server, client):
+  exchange = client.exchange("session", LAYOUT, LAYOUT)
+  for value in range(1, 5):
+    exchange.send(message(value, value))
+  assert [exchange.receive()["x"][0, 0] for _ in range(2)] == [2, 4]
+  # A call gets the reply to the oldest unanswered request.
+  assert exchange(message(5))["x"][0, 0] == 6
+  assert [exchange.receive()["x"][0, 0] for _ in range(2)] == [8, 10]
+  expected = 2 * sum(map(LAYOUT.message_bytes, (1, 2, 3, 4, 1)))
+  assert exchange.transferred_bytes == server.transferred_bytes == expected
+  other = client.exchange("session", LAYOUT, LAYOUT)
+  other(message(1))
+  assert other.transferred_bytes == 2 * LAYOUT.message_bytes(1)
+  assert exchange.transferred_bytes == expected
+  more = expected + other.transferred_bytes
+  assert server.transferred_bytes == more
+  exchange.send({"x": np.zeros((1, 4), np.float32)})
+  with pytest.raises(ValueError, match="expected"):
+    exchange.receive()
+
+
 def test_an_error_of_the_requests_is_raised_by_the_stream(server, client):
   def broken():
     yield message(1)
@@ -580,8 +601,9 @@ def test_a_stale_unix_path_is_used_again(tmp_path):
 
 @pytest.mark.parametrize(
     "bad",
-    ["", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", ":5", "unix:",
-     "unix:/no/such/folder/sock", "unix:/" + "x" * 200, "8.8.8.8:5000"],
+    ["", "127.0.0.1", "127.0.0.1:٣", "127.0.0.1:99999", "a:" + "1" * 5000,
+     ":5", "unix:", "unix:/no/such/folder/sock", "unix:/" + "x" * 200,
+     "8.8.8.8:5000"],
 )  # fmt: skip
 def test_a_bad_address_is_a_config_error(bad):
   server = serving.Server(bad, 1, security=wire.Security(insecure=True))
@@ -667,9 +689,12 @@ def test_stop_ends_idle_streams_as_finished(address):
     requests = Requests(1)
     stream = client.stream("session", requests, LAYOUT, LAYOUT)
     assert next(stream)["x"][0, 0] == 2
+    exchange = client.exchange("session", LAYOUT, LAYOUT)
     server.stop(3600.0)  # Idle streams end without waiting for the grace.
     assert list(stream) == []
-    assert server.sessions[0].closes == 1
+    assert exchange.receive() is None
+    assert exchange(message(2)) is None
+    assert [session.closes for session in server.sessions] == [1, 1]
     code, _ = refusal(client.call, "double", message(1), LAYOUT, LAYOUT)
     assert code is Code.UNAVAILABLE
     requests.end()
@@ -867,6 +892,21 @@ def test_a_crashed_server_is_unavailable_not_finished():
 
 
 # Threads and races.
+
+
+def test_close_ends_the_session_and_the_clients_threads(tmp_path):
+  address = f"unix:{tmp_path}/sock"
+  with make_server(address) as server, wire.Client(address) as client:
+    before = threading.active_count()
+    for _ in range(40):
+      exchange = client.exchange("session", LAYOUT, LAYOUT)
+      exchange(message(1))
+      exchange.close()
+      exchange.close()
+      running.wait_until(server.sessions[-1].closed.is_set)
+    assert len(server.sessions) == 40
+    # The server keeps up to 16 idle threads for the next calls.
+    running.wait_until(lambda: threading.active_count() <= before + 16)
 
 
 def test_stopped_servers_leave_no_thread_behind():

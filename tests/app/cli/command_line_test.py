@@ -390,7 +390,6 @@ def test_a_float_in_place_of_an_int_is_refused_in_python(value, message):
     ("--no_doubel=1 --foo", "(nearest: --no-double, --double)"),
     ("--gamma 0.9", "unrecognized arguments: --gamma (here: --discount)"),
     ("--gae_lambda=1", "--gae_lambda=1 (here: --td-lambda)"),
-    ("--n-envs 3", "--n-envs (here: --num-envs)"),
     ("--few 3 word", "unrecognized arguments: word"),
     ("--double=True", "a switch without a value, found --double=True"),
     (

@@ -6,7 +6,7 @@ import pytest
 from experiments import a2c as a2c_experiment
 from experiments import ppo as ppo_experiment
 from seedx import app, metrics, types
-from seedx.app.runs import checkpointer, run_folders
+from seedx.app.runs import checkpointer, resuming, run_folders
 from tests import programs, running
 from tests.app import cases
 
@@ -72,6 +72,9 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path, capfd):
   run = app.train(small(), run_dir=str(tmp_path), resume="auto", quiet=True)
   assert "begins again" in capfd.readouterr().err
   assert run.run_dir == tmp_path and lines_of(tmp_path)[0] != before[0]
+  assert len(programs.steps_of(tmp_path)) == 1
+  # Another start may have saved a checkpoint meanwhile.
+  resuming.forget_unsaved(tmp_path, None)
   assert len(programs.steps_of(tmp_path)) == 1
   more = app.train(small(200), run_dir=str(tmp_path), resume="auto", quiet=True)
   assert more.metrics["env_steps"] >= 200
