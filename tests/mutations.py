@@ -26,6 +26,27 @@ from typing import NamedTuple
 # For each mutation: its name, a file under `seedx/`, and its test files; the
 # code that occurs once in the file (-), and the code that replaces it (+).
 _MUTATIONS = """\
+priorities-of-the-other-replay replay/mixed.py replay/mixed
+- jnp.where(is_fixed, nowhere, new_windows.leaf)
++ jnp.where(is_fixed, new_windows.leaf, nowhere)
+demonstrations-are-kept replay/mixed.py replay/mixed
+- return state._replace(demonstrations=())
++ return state
+demonstrated-actions-cross-episodes learning/demonstrations.py learning/demonstrations
+- np.where(first, np.zeros_like(before), before)
++ before
+unknown-versions-are-old agents/base.py learning/demonstrations
+- counts = ~first & (unroll.version[:-1] != UNKNOWN_VERSION)
++ counts = ~first
+long-episodes-go-on recordings/recorder.py recordings/recorder
+- 0 if is_cut else self.left[k] - 1
++ self.left[k] - 1
+recorded-discounts-unchecked recordings/storage.py recordings/storage
+- discount.min() < 0 or discount.max() > 1
++ discount.max() > 1
+recorded-seeds-again app/record.py app/record
+- max(options.seed, writer.next_seed)
++ options.seed
 vtrace-thresholds-swapped losses/vtrace.py losses/vtrace
 - clip_rho_threshold=clip_rho_threshold,
 -     clip_pg_rho_threshold=clip_pg_rho_threshold,
