@@ -32,7 +32,7 @@ priorities-of-the-other-replay replay/mixed.py replay/mixed
 demonstrations-are-kept replay/mixed.py replay/mixed
 - return state._replace(demonstrations=())
 + return state
-demonstrated-actions-cross-episodes learning/demonstrations.py learning/demonstrations
+actions-cross-demonstrations learning/demonstrations.py learning/demonstrations
 - np.where(first, np.zeros_like(before), before)
 + before
 unknown-versions-are-old agents/base.py learning/demonstrations
