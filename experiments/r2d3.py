@@ -32,6 +32,19 @@ EXPERIMENT = app.Experiment(
       r2d2.REPLAY, replay_ratio=16.0, demonstration_ratio=0.0625
     ),
   ),
+  # As in the experiment `r2d2`.
+  images=app.preset(
+    measured=False,
+    total_steps=10_000_000,
+    rescale=True,
+    envs_per_actor=16,
+    unroll_length=40,
+    batch_size=16,
+    replay_capacity=400_000,
+    replay_min_steps=50_000,
+    replay_ratio=1.5,
+    replay_batch_size=64,
+  ),
 )
 
 if __name__ == "__main__":

@@ -342,6 +342,11 @@ def masked_hybrid(shape):
   return Acting(action, space)
 
 
+def bounded_hybrid():
+  number = spaces.Box(-1, 2, (1,))
+  return Acting(spaces.Dict(choice=spaces.Discrete(3), number=number))
+
+
 def masked_tuple():
   action = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4)))
   space = spaces.Dict({"action_mask": spaces.MultiBinary(12)})

@@ -12,7 +12,7 @@ import numpy as np
 from seedx import sharding, types
 
 # The version of `types.Unroll` at steps that no parameters of the run took.
-UNKNOWN_VERSION = -1
+UNKNOWN_VERSION = -(2**30)
 
 
 @jax.tree_util.register_dataclass

@@ -127,7 +127,8 @@ class Plan:
     """Makes the replay of one of this process's `cores` learner cores.
 
     Raises:
-      types.ConfigError: the agent cannot learn from the demonstrations.
+      types.ConfigError: there are demonstrations without a ratio, or the
+        reverse; or the agent cannot learn from them.
     """
     needs, of_run = agent.needs, self.replay
     assert of_run is not None and needs.window is not None
@@ -142,13 +143,19 @@ class Plan:
       period=None if self.num_envs and cores > 1 else self.unroll_length,
       streams=self.num_envs // self.processes,
     )
+    ratios = of_run.demonstration_ratio, of_run.demonstration_ratio_rise
+    if bool(of_run.demonstrations) != any(ratios):
+      raise types.ConfigError(
+        "expected demonstrations and a demonstration_ratio, such as 0.0625,"
+        f" found one without the other: {of_run.demonstrations!r} and"
+        f" {of_run.demonstration_ratio:g}"
+      )
     if of_run.demonstrations:
       assert spec is not None
       memory = replay_lib.Mixed.of(
         memory,
         demonstrations.unroll_of(of_run.demonstrations, agent, spec),
-        of_run.demonstration_ratio,
-        of_run.demonstration_ratio_rise,
+        *ratios,
       )
     return replay_source.CoreReplay(
       memory,
@@ -205,13 +212,6 @@ class Plan:
       )
 
   def _check_replay(self, replay: replay_lib.Config) -> None:
-    ratios = replay.demonstration_ratio, replay.demonstration_ratio_rise
-    if bool(replay.demonstrations) != any(ratios):
-      raise types.ConfigError(
-        "expected demonstrations and a demonstration_ratio, such as 0.0625,"
-        f" found one without the other: {replay.demonstrations!r} and"
-        f" {replay.demonstration_ratio:g}"
-      )
     if replay.replay_batch_size % self.parts:
       raise types.ConfigError(
         f"expected a replay_batch_size that is a multiple of {self.parts}"

@@ -18,6 +18,7 @@ _COMMANDS = [
   ("train a2c --resume run --total-steps 5000", _RUN, ()),
   ("evaluate run --episodes 2", "run/checkpoints/[^/]+", ()),
   ("export run --output policy", "policy.*", ()),
+  ("record run --episodes 2 --output data", "data/.*", ()),
   (
     "train ppo --env seedx:TicTacToe --env-options opponent=random"
     " --run-dir game --total-steps 4000 --quiet",

@@ -44,7 +44,7 @@ def test_random_actions_are_recorded_and_more_are_added(tmp_path, capsys):
   [
     ("seedx:TicTacToe", "opponent=random"),
     ("tests.own_envs:masked_choices", '{"values": [2, 3], "shape": 5}'),
-    ("tests.own_envs:masked_hybrid", '{"shape": null}'),
+    ("tests.own_envs:bounded_hybrid", ""),
     ("Pendulum-v1", ""),
   ],
 )
@@ -55,7 +55,7 @@ def test_random_actions_are_legal(tmp_path, env, options):
   spec = recordings.Recording(str(tmp_path)).description.spec
   for episode in episodes:
     actions = episode.action[:-1]
-    if spec.action_mask and "hybrid" not in env:
+    if spec.action_mask:
       mask = episode.observation[spec.action_mask][:-1]
       chosen = np.take_along_axis(
         mask.reshape(len(actions), -1, mask.shape[-1]),

@@ -72,7 +72,9 @@ def test_steps_of_unknown_versions_have_no_policy_lag(tmp_path):
   agent = AGENT.make(SPEC)
   unroll = demonstrations.unroll_of(write(tmp_path), agent, SPEC).data
   assert agent.needs.lag(types.Sample(unroll, ()), 7) == (0, 0)
-  mixed = unroll._replace(version=np.where(np.arange(47)[:, None] % 2, 3, -1))
+  mixed = unroll._replace(
+    version=np.where(np.arange(47)[:, None] % 2, 3, base.UNKNOWN_VERSION)
+  )
   lag, steps = agent.needs.lag(types.Sample(mixed, ()), 7)
   resets = 2
   assert 47 // 2 - resets <= steps <= 47 // 2 and lag == 4 * steps

@@ -44,6 +44,8 @@ OF_EXPERIMENTS = {
   # A3C's optimizer: all workers share its mean squares.
   **{("a3c", agent): {"optimizer"} for agent in ("a2c", "ppo")},
   ("a3c", "vtrace"): {"optimizer", "td_lambda"},
+  # Rewards are small and rare, and most episodes show nothing new.
+  ("r2d3", ""): {"rescale", "burn_in", "sequence_length", "epsilon_steps"},
   # Asynchronous n-step Q-learning, with the network of A3C's other agents.
   ("a3c", "dqn"): {
     "optimizer",
@@ -79,7 +81,10 @@ OF_EXPERIMENTS = {
 # Fields in which an experiment's presets for images differ from the agent's
 # `for_images`: the target period of Horgan et al. 2018, appendix C, and their
 # epsilons, which do not decay (section 4.1).
-OF_IMAGES = {("apex_dqn", ""): {"target_period", "epsilon_steps"}}
+OF_IMAGES = {
+  ("apex_dqn", ""): {"target_period", "epsilon_steps"},
+  ("r2d3", ""): {"rescale"},
+}
 # Fields in which an experiment's presets for continuous actions differ from
 # `for_continuous`: epochs and minibatches as above, and the default learning
 # rate.
