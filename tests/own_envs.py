@@ -12,6 +12,7 @@ import uuid
 import dm_env
 import gymnasium
 import numpy as np
+import tree
 from gymnasium import spaces
 
 
@@ -315,7 +316,8 @@ class Acting(gymnasium.Env):
     return self.observation_space.sample(), {}
 
   def step(self, action):
-    return (*self.reset()[:1], float(np.sum(action)), False, False, {})
+    reward = sum(float(np.sum(x)) for x in tree.flatten(action))
+    return (*self.reset()[:1], reward, False, False, {})
 
 
 def picture(shape):
