@@ -290,20 +290,6 @@ def read(
   return like(arrays, shapes, f"{name!r} of {where}")
 
 
-def checksum(folder: files.Folder, name: str) -> int:
-  """Returns the checksum of an item's index, which has those of its arrays.
-
-  Raises:
-    Damaged: the file cannot be read, or has another form.
-  """
-  try:
-    with folder.open(name) as file:
-      index = json.dumps({k: str(x) for k, x in _read_index(file).items()})
-  except (OSError, Damaged) as error:
-    raise Damaged(f"{name!r} in {str(folder)!r} is damaged: {error}") from error
-  return zlib.crc32(index.encode())
-
-
 def to_bytes(nest: types.Tree) -> bytes:
   """Returns the content of an item's file; `from_bytes` reads it."""
   file = io.BytesIO()

@@ -7,7 +7,10 @@ import numpy as np
 from seedx import recordings, types
 from seedx.agents import base
 from seedx.envs import spaces
+from seedx.runtime import memory
 
+# A recording is read, joined, and copied to a device.
+_COPIES = 3
 _FIRST = int(dm_env.StepType.FIRST)
 
 
@@ -25,9 +28,9 @@ def unroll_of(
     spec: spec of the run's environment.
 
   Raises:
-    types.ConfigError: the recording cannot be read, is of other observations or
-      actions, or has no whole window; or the agent learns from more than
-      observations, actions and rewards.
+    types.ConfigError: the recording cannot be read, does not fit into memory,
+      is of other observations or actions, or has no whole window; or the agent
+      learns from more than observations, actions and rewards.
   """
   needs = agent.needs
   if needs.extras or needs.window is None:
@@ -42,6 +45,7 @@ def unroll_of(
       f"expected {where} to have {own} as {name}, like the environment, found"
       f" {other}"
     )
+  _check_memory(recording)
   episodes = [
     (*episode[:4], episode.step_type) for episode in recording.episodes()
   ]
@@ -73,3 +77,14 @@ def unroll_of(
   if agent.priorities is not None:
     priorities = np.ones((1, length - needs.window + 1), np.float32)
   return types.Share(needs.stored(unroll), priorities)
+
+
+def _check_memory(recording: recordings.Recording) -> None:
+  needed = _COPIES * recording.num_bytes()
+  free = memory.free_host_bytes()
+  if free is not None and needed > free:
+    raise types.ConfigError(
+      "expected a recording that fits into memory, found"
+      f" {str(recording.folder)!r}, which needs {needed / 2**30:.2f} GiB of"
+      f" {free / 2**30:.2f} GiB that are free; record fewer episodes"
+    )

@@ -63,7 +63,7 @@ class Recorder:
     """See `envs.Environment`; records the rows.
 
     Raises:
-      OSError: an episode cannot be written.
+      types.ConfigError: an episode cannot be written.
     """
     rows = self._environment.recv()
     step_type, reward, discount, observation = rows.timestep
@@ -87,7 +87,8 @@ class Recorder:
     spec = self.spec.action
     taken = np.clip(action, spec.minimum, spec.maximum).astype(spec.dtype)
     for k, value in zip(index, taken, strict=True):
-      self._actions[k].append(value)
+      if self._rows[k]:
+        self._actions[k].append(value)
 
   def render(self) -> np.ndarray:
     """See `envs.Environment`."""

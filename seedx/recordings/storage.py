@@ -11,9 +11,9 @@ from another person: reading checks each number against the spec.
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
@@ -192,13 +192,22 @@ class Recording:
         f"{error} in {name!r} of {where}; record it again"
       ) from None
 
-  def checksum(self) -> int:
-    """Returns a number that differs if the recording changes."""
-    sums = [
-      checkpoint.checksum(self.folder, _name(number))
-      for number in range(self.num_parts)
-    ]
-    return zlib.crc32(json.dumps([self.description.to_json(), sums]).encode())
+  def num_bytes(self) -> int:
+    """Returns the size of all parts.
+
+    Raises:
+      types.ConfigError: a part cannot be read.
+    """
+    size = 0
+    for name in map(_name, range(self.num_parts)):
+      try:
+        with self.folder.open(name) as file:
+          size += os.fstat(file.fileno()).st_size
+      except OSError as error:
+        raise types.ConfigError(
+          f"cannot read {name!r} in {str(self.folder)!r} ({error.strerror})"
+        ) from error
+    return size
 
 
 class Writer:
@@ -247,7 +256,7 @@ class Writer:
     """Adds an episode, which is written with others.
 
     Raises:
-      OSError: a part cannot be written.
+      types.ConfigError: a part cannot be written.
     """
     self._count(episode)
     self._new.append(episode)
@@ -257,18 +266,25 @@ class Writer:
       self.flush()
 
   def flush(self) -> None:
-    """Writes the episodes that are not on the disk."""
-    if self._new:
-      steps = [dict(zip(_STEPS, x, strict=False)) for x in self._new]
-      nest = {
-        "steps": jax.tree.map(lambda *x: np.concatenate(x), *steps),
-        "length": np.array([len(x.reward) for x in self._new], np.int64),
-        "seed": np.array([x.seed for x in self._new], np.int64),
-        "return": np.array([x.episode_return for x in self._new], np.float64),
-      }
+    """Writes the episodes that are not on the disk; see `add`."""
+    new, self._new, self._bytes = self._new, [], 0
+    self._written = time.monotonic()
+    if not new:
+      return
+    steps = [dict(zip(_STEPS, x, strict=False)) for x in new]
+    nest = {
+      "steps": jax.tree.map(lambda *x: np.concatenate(x), *steps),
+      "length": np.array([len(x.reward) for x in new], np.int64),
+      "seed": np.array([x.seed for x in new], np.int64),
+      "return": np.array([x.episode_return for x in new], np.float64),
+    }
+    try:
       self._folder.write(_name(self._number), checkpoint.to_bytes(nest))
-      self._number += 1
-    self._new, self._bytes, self._written = [], 0, time.monotonic()
+    except OSError as error:
+      raise types.ConfigError(
+        f"cannot write in {str(self._folder)!r} ({error.strerror})"
+      ) from error
+    self._number += 1
 
   def close(self) -> None:
     """Writes all episodes, and ends the recording."""

@@ -15,6 +15,7 @@ from seedx.agents import base, dqn, r2d2
 from seedx.app import record
 from seedx.app.runs import checkpointer
 from seedx.learning import demonstrations, learner
+from seedx.runtime import memory
 from tests import programs, running
 from tests.pipelines import cells
 
@@ -97,6 +98,13 @@ def other_spec():
 def test_a_recording_that_does_not_fit_is_refused(tmp_path, changes, message):
   path = write(tmp_path, **changes)
   with pytest.raises(types.ConfigError, match=message):
+    demonstrations.unroll_of(path, AGENT.make(SPEC), SPEC)
+
+
+def test_a_recording_larger_than_the_memory_is_refused(tmp_path, monkeypatch):
+  path = write(tmp_path)
+  monkeypatch.setattr(memory, "free_host_bytes", lambda: 1000)
+  with pytest.raises(types.ConfigError, match="that fits into memory"):
     demonstrations.unroll_of(path, AGENT.make(SPEC), SPEC)
 
 

@@ -1,13 +1,15 @@
 """Recordings on disk: episodes as written, damage, and false claims."""
 
+import errno
 import json
+import os
 
 import chex
 import dm_env
 import numpy as np
 import pytest
 
-from seedx import checkpoint, recordings, types
+from seedx import checkpoint, files, recordings, types
 from seedx.recordings import specs, storage
 from tests import planted_files
 
@@ -65,11 +67,19 @@ def test_parts_are_bounded_and_read_in_order(tmp_path, monkeypatch):
   write(tmp_path, *written)
   assert recordings.Recording(str(tmp_path)).num_parts == 3
   assert [x.seed for x in read(tmp_path)] == [*range(9)]
-  before = recordings.Recording(str(tmp_path)).checksum()
-  (tmp_path / "part-000002").write_bytes(
-    (tmp_path / "part-000001").read_bytes()
-  )
-  assert recordings.Recording(str(tmp_path)).checksum() != before
+  sizes = [x.stat().st_size for x in tmp_path.glob("part-*")]
+  assert recordings.Recording(str(tmp_path)).num_bytes() == sum(sizes)
+
+
+def test_a_full_disk_is_an_error_in_one_line(tmp_path, monkeypatch):
+  def fail(self, name, content):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  writer = recordings.Writer(str(tmp_path), DESCRIPTION)
+  writer.add(episode())
+  monkeypatch.setattr(files.Folder, "write", fail)
+  with pytest.raises(types.ConfigError, match="No space left"):
+    writer.close()
 
 
 def test_a_recording_is_continued_with_new_seeds(tmp_path):
