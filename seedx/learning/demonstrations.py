@@ -81,7 +81,7 @@ def unroll_of(
 
 def _check_memory(recording: recordings.Recording) -> None:
   needed = _COPIES * recording.num_bytes()
-  free = memory.free_host_bytes()
+  free = memory.free_bytes_of_machine()
   if free is not None and needed > free:
     raise types.ConfigError(
       "expected a recording that fits into memory, found"

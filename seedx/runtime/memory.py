@@ -10,17 +10,17 @@ _ROOT = pathlib.Path("/")
 def free_bytes(device: jax.Device, root: pathlib.Path = _ROOT) -> int | None:
   """Returns the free bytes of a device's memory; None if they are unknown.
 
-  On CPU these are `free_host_bytes`.
+  On CPU these are `free_bytes_of_machine`.
   """
   if device.platform != "cpu":
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
       return None
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-  return free_host_bytes(root)
+  return free_bytes_of_machine(root)
 
 
-def free_host_bytes(root: pathlib.Path = _ROOT) -> int | None:
+def free_bytes_of_machine(root: pathlib.Path = _ROOT) -> int | None:
   """Returns the machine's available memory in bytes; None if it is unknown.
 
   It is less if the limits of this process's control groups (containers, SLURM)

@@ -103,7 +103,7 @@ def test_a_recording_that_does_not_fit_is_refused(tmp_path, changes, message):
 
 def test_a_recording_larger_than_the_memory_is_refused(tmp_path, monkeypatch):
   path = write(tmp_path)
-  monkeypatch.setattr(memory, "free_host_bytes", lambda: 1000)
+  monkeypatch.setattr(memory, "free_bytes_of_machine", lambda: 1000)
   with pytest.raises(types.ConfigError, match="that fits into memory"):
     demonstrations.unroll_of(path, AGENT.make(SPEC), SPEC)
 
