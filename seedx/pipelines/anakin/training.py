@@ -147,7 +147,6 @@ class Training:
       (self._state_specs, self._output_specs),
       donate_argnums=0,
     )
-    self._recorded = self._put(self._one.recorded(), PartitionSpec())
     self._clock = Clock(np.int32(self._one.past), np.int32(0))
     self._acting = jax.jit(self._one.agent.acting)
     # Held while the state is donated.
@@ -396,6 +395,10 @@ class Training:
     """Returns a spec; with several seeds, their axis comes before `axes`."""
     first = (None,) if self._config.num_seeds > 1 else ()
     return PartitionSpec(*first, *axes)
+
+  @functools.cached_property
+  def _recorded(self) -> types.Tree:
+    return self._put(self._one.recorded(), PartitionSpec())
 
   @functools.cached_property
   def _state_specs(self) -> Any:
