@@ -202,7 +202,7 @@ newest-item-first channels.py channels
 offsets-of-integers-dropped envs/actions.py envs/actions
 - action + part.offset.astype(dtype)
 + action
-negative-actions-accepted envs/finishing.py envs/envs
+negative-actions-accepted envs/finishing.py envs/functional_adapter
 - (choices >= 0) & (choices <= maximum)
 + choices <= maximum
 time-limits-count-as-terminal envs/functional/episodic.py envs/functional

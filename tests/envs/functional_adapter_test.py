@@ -85,8 +85,9 @@ def test_transforms_and_errors_work_as_in_other_environments():
   hide = "seedx.envs.transforms:hide_velocities"
   environment = make("seedx:MemoryChain", 2, transform=hide)
   assert environment.recv().timestep.observation.shape == (2, 2)
-  with pytest.raises(ValueError, match="actions from 0 to 1, found 2"):
-    environment.send(np.array([0, 1]), np.array([2, 2]))
+  for wrong in (2, -1):
+    with pytest.raises(ValueError, match=f"actions from 0 to 1, found {wrong}"):
+      environment.send(np.array([0, 1]), np.array([wrong, wrong]))
   with pytest.raises(types.ConfigError, match="no picture"):
     envs.make(envs.Config("seedx:DeepSea"), 1, render=True)
 
