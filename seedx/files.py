@@ -11,13 +11,14 @@ import contextvars
 import errno
 import fcntl
 import itertools
+import json
 import os
 import pathlib
 import secrets
 import shutil
 import stat
 from collections.abc import Collection, Iterator
-from typing import IO, Literal, Self
+from typing import IO, Any, Literal, Self
 
 from seedx import types
 
@@ -140,6 +141,17 @@ class Folder:
           errno.EFBIG, f"has {size:,} bytes, more than {max_bytes:,}"
         )
       return file.read(max_bytes).decode()
+
+  def read_json(self, name: str, max_bytes: int = _MAX_TEXT_BYTES) -> Any:
+    """Parses a JSON file, whose texts UTF-8 can encode; see `read`.
+
+    Raises:
+      ValueError: the content is not valid.
+      RecursionError: it has too many levels.
+    """
+    content = json.loads(self.read(name, max_bytes))
+    json.dumps(content, ensure_ascii=False).encode()
+    return content
 
   def write(self, name: str, content: bytes | str) -> None:
     """Writes a file atomically: readers see the old content or the new one.

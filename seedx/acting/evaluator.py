@@ -125,7 +125,7 @@ class Evaluator:
     config = self._config
     env = config.env if env_steps is None else envs.at(config.env, env_steps)
     counts = _Counts(config.max_episode_steps, len(config.env.log_info))
-    left = _divided(config.num_episodes, config.num_envs)
+    left = playing.divided(config.num_episodes, config.num_envs)
     while left.any() and not (stop and stop.is_set()):
       counts.begin(left)
       environment = envs.make(env, len(left), seed=seed)
@@ -137,7 +137,7 @@ class Evaluator:
       seed += len(left)
       left = counts.left  # Episodes that remain after cuts.
       if not config.per_row:
-        left = _divided(left.sum(), config.num_envs)
+        left = playing.divided(left.sum(), config.num_envs)
     return counts.played()
 
   def steps(
@@ -232,11 +232,6 @@ class _Counts:
       self._info += [*info[counts]]
     self._row += np.flatnonzero(counts).tolist()
     self.left -= counts
-
-
-def _divided(num_episodes: int, max_envs: int) -> np.ndarray:
-  """Returns `[N]`, the numbers of episodes of up to `max_envs` environments."""
-  return np.bincount(np.arange(num_episodes) % max_envs)
 
 
 def _per_row(step: base.Step) -> base.Step:

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from seedx import types
 
 
@@ -24,3 +26,8 @@ class Config:
 
   def __post_init__(self) -> None:
     types.check_settings(self)
+
+
+def divided(num_episodes: int, max_envs: int) -> np.ndarray:
+  """Returns `[N]`, the numbers of episodes of up to `max_envs` environments."""
+  return np.bincount(np.arange(num_episodes) % max_envs)

@@ -219,8 +219,8 @@ def _play(
   from seedx import recordings
 
   while writer.num_episodes < options.episodes:
-    missing = np.arange(options.episodes - writer.num_episodes)
-    left = np.bincount(missing % options.num_envs)
+    missing = options.episodes - writer.num_episodes
+    left = playing.divided(missing, options.num_envs)
     seed = max(options.seed, writer.next_seed)
     environment = recordings.Recorder(
       envs.make(acting.env, len(left), seed=seed),

@@ -25,7 +25,7 @@ import seedx
 from seedx import checkpoint, files, trees, types
 from seedx.recordings import specs
 
-FORMAT = 1
+_FORMAT = 1
 _DESCRIPTION = "recording.json"
 _PART = re.compile(r"part-(\d{6})")
 # A part is written when its episodes have this many bytes, or are this old.
@@ -88,7 +88,7 @@ class Description:
   def to_json(self) -> dict[str, Any]:
     """Returns the description as a JSON object."""
     return {
-      "format": FORMAT,
+      "format": _FORMAT,
       "seedx": self.seedx,
       "env": dict(self.env),
       "policy": self.policy,
@@ -104,8 +104,7 @@ class Description:
     """
     where = f"{_DESCRIPTION} in {str(folder)!r}"
     try:
-      content = json.loads(folder.read(_DESCRIPTION, _MAX_TEXT))
-      json.dumps(content, ensure_ascii=False).encode()  # Valid as UTF-8.
+      content = folder.read_json(_DESCRIPTION, _MAX_TEXT)
     except (FileNotFoundError, NotADirectoryError) as error:
       raise types.ConfigError(
         f"expected the directory of a recording, found no {where}; `seedx"
@@ -115,9 +114,9 @@ class Description:
       reason = getattr(error, "strerror", None) or error
       raise types.ConfigError(f"cannot read {where} ({reason})") from error
     content = content if isinstance(content, dict) else {}
-    if content.get("format") != FORMAT:
+    if content.get("format") != _FORMAT:
       raise types.ConfigError(
-        f"expected format {FORMAT} in {where}, found"
+        f"expected format {_FORMAT} in {where}, found"
         f" {content.get('format')!r:.80}, of seedx"
         f" {content.get('seedx')!r:.80}; use that version"
       )
@@ -178,19 +177,14 @@ class Recording:
       types.ConfigError: a part does not fit the spec, or a number in it is out
         of range or not finite.
     """
-    for number in range(self.num_parts):
-      yield from self.part(number)
-
-  def part(self, number: int) -> list[Episode]:
-    """Returns the episodes of a part, see `episodes`."""
-    name, where = _name(number), f"the recording {str(self.folder)!r}"
-    arrays = checkpoint.read(self.folder, name, None, _MAX_PART_BYTES, where)
-    try:
-      return _episodes(arrays, self.description.spec, f"{name!r} of {where}")
-    except _WrongError as error:
-      raise types.ConfigError(
-        f"{error} in {name!r} of {where}; record it again"
-      ) from None
+    where = f"the recording {str(self.folder)!r}"
+    for name in map(_name, range(self.num_parts)):
+      arrays = checkpoint.read(self.folder, name, None, _MAX_PART_BYTES, where)
+      part = f"{name!r} of {where}"
+      try:
+        yield from _episodes(arrays, self.description.spec, part)
+      except _WrongError as error:
+        raise types.ConfigError(f"{error} in {part}; record it again") from None
 
   def num_bytes(self) -> int:
     """Returns the size of all parts.
@@ -278,12 +272,8 @@ class Writer:
       "seed": np.array([x.seed for x in new], np.int64),
       "return": np.array([x.episode_return for x in new], np.float64),
     }
-    try:
-      self._folder.write(_name(self._number), checkpoint.to_bytes(nest))
-    except OSError as error:
-      raise types.ConfigError(
-        f"cannot write in {str(self._folder)!r} ({error.strerror})"
-      ) from error
+    path = self._folder / _name(self._number)
+    files.write_file(path, checkpoint.to_bytes(nest))
     self._number += 1
 
   def close(self) -> None:
@@ -293,8 +283,11 @@ class Writer:
 
   def _begin(self, description: Description) -> None:
     if not self._folder.has(_DESCRIPTION):
+      # Parts of nothing, which the new ones would replace.
+      parts = filter(_PART.fullmatch, self._folder.names())
+      files.check_free(self._folder, [*parts])
       text = json.dumps(description.to_json(), indent=2)
-      self._folder.write(_DESCRIPTION, text + "\n")
+      files.write_file(self._folder / _DESCRIPTION, text + "\n")
       return
     past = Recording(str(self._folder))
     new = json.loads(json.dumps(description.to_json()))
@@ -392,12 +385,14 @@ def _check(
   low, high = spec.action.minimum, spec.action.maximum
   if not ((action >= low) & (action <= high))[taken].all():
     raise _WrongError("expected actions within the bounds of the spec")
-  for path, leaf in checkpoint.named(spec.observation):
-    value = steps["observation"]
-    whole = np.issubdtype(leaf.dtype, np.integer)
-    if whole and isinstance(leaf, dm_env.specs.BoundedArray):
-      value = dict(checkpoint.named(value))[path]
-      if (value < leaf.minimum).any() or (value > leaf.maximum).any():
-        raise _WrongError(
-          f"expected observations within the bounds of the spec in {path!r}"
-        )
+  leaves = jax.tree.leaves(steps["observation"])
+  for (path, leaf), value in zip(
+    checkpoint.named(spec.observation), leaves, strict=True
+  ):
+    if not np.issubdtype(leaf.dtype, np.integer):
+      continue  # The bounds of floats are often placeholders.
+    low, high = (getattr(leaf, x, value) for x in ("minimum", "maximum"))
+    if ((value < low) | (value > high)).any():
+      raise _WrongError(
+        f"expected observations within the bounds of the spec in {path!r}"
+      )

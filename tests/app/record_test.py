@@ -88,7 +88,9 @@ def test_the_policy_of_a_run_is_recorded(tmp_path):
   description = recordings.Recording(str(tmp_path / "data")).description
   assert description.env["env"] == "CartPole-v1" and len(episodes) == 3
   assert description.policy == "a2c after 400 env steps, greedy"
-  assert recorded(tmp_path / "other", str(run), "--no-greedy") is not None
+  recorded(tmp_path / "other", str(run), "--no-greedy", "--episodes", "1")
+  description = recordings.Recording(str(tmp_path / "other")).description
+  assert description.policy == "a2c after 400 env steps, sampled"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,7 @@ def test_the_policy_of_a_run_is_recorded(tmp_path):
     (["--env", "seedx:TicTacToe"], "one player, found self-play"),
     (["--env", "CartPole-v1", "--policy", "greedy"], "a policy package.module"),
     (["--env", "Nothing-v1"], "Nothing-v1"),
+    (["--env", "tests.own_envs:Hybrid"], "expected actions with bounds"),
   ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(
@@ -111,15 +114,15 @@ def test_a_wrong_command_line_is_refused_in_one_line(
   assert not (tmp_path / "data").exists()
 
 
-def test_code_that_a_run_names_needs_trust(tmp_path):
+def test_code_that_a_run_names_needs_trust(tmp_path, capfd):
   run = tmp_path / "run"
   assert cases.train("", run) == 0
   path = run / "config.json"
   content = json.loads(path.read_text())
   content["options"]["env"] = "os:getcwd"
   path.write_text(json.dumps(content))
-  with pytest.raises(SystemExit):
-    record.main([str(run), "--output", str(tmp_path / "data")])
+  words = [str(run), "--output", str(tmp_path / "data")]
+  assert "names code that would run" in programs.refused(record, words, capfd)
   assert not (tmp_path / "data").exists()
 
 

@@ -82,6 +82,14 @@ def test_a_full_disk_is_an_error_in_one_line(tmp_path, monkeypatch):
     writer.close()
 
 
+def test_parts_without_a_description_are_not_written_over(tmp_path):
+  path = tmp_path / "part-000000"
+  path.write_text("mine")
+  with pytest.raises(types.ConfigError, match="without part-000000"):
+    write(tmp_path, episode())
+  assert [*tmp_path.iterdir()] == [path] and path.read_text() == "mine"
+
+
 def test_a_recording_is_continued_with_new_seeds(tmp_path):
   write(tmp_path, episode(3, 4), episode(3, 2))
   with recordings.Writer(str(tmp_path), DESCRIPTION) as writer:

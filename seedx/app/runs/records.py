@@ -127,11 +127,7 @@ def read(run_dir: str | os.PathLike[str]) -> Record:
   """
   path = pathlib.Path(run_dir).expanduser()
   try:
-    content = json.loads(
-      files.Folder(path).read(run_folders.CONFIG, _MAX_BYTES)
-    )
-    # Raises ValueError if UTF-8 cannot encode a string.
-    json.dumps(content, ensure_ascii=False).encode()
+    content = files.Folder(path).read_json(run_folders.CONFIG, _MAX_BYTES)
   except (FileNotFoundError, NotADirectoryError) as error:
     _check_single(path)
     raise types.ConfigError(
