@@ -101,6 +101,7 @@ def _draw(options: Options) -> int:
   axes.plot(places, returns, "o", color=_COLOUR, alpha=0.5)
   axes.set_xticks(places, _NAMES)
   axes.set(xlabel="share of demonstrations in a batch", ylabel="greedy return")
+  axes.set_ylim(-0.05, 1.05)
   picture.savefig(run_dir / "demonstrations.png")
   return 0
 
