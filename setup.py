@@ -31,8 +31,10 @@ _TEST = [
 ]
 _RAY = ["ray>=2.60"]
 _SWEEP = ["optuna>=4.5"]
+# Requirements of data sets in Minari's format.
+_OFFLINE = ["minari[hdf5]>=0.5.3"]
 # What the fast tests do not need, since it takes long to install.
-_CI = [*_TEST, *_RAY, *_SWEEP, "minatar"]
+_CI = [*_TEST, *_RAY, *_SWEEP, *_OFFLINE, "minatar"]
 
 _ROOT = pathlib.Path(__file__).parent
 _PACKAGE = (_ROOT / "seedx/__init__.py").read_text()
@@ -118,6 +120,7 @@ setuptools.setup(
     "ci": _CI,
     "docs": _DOCS,
     "games": _GAMES,
+    "offline": _OFFLINE,
     "notebooks": _NOTEBOOKS,
     "ray": _RAY,
     "sweep": _SWEEP,

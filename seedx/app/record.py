@@ -47,6 +47,7 @@ class Options(playing.Config):
       (action, state); the arrays are [B, ...], and the first state is None.
     episodes: number of whole episodes in the recording.
     output: directory of the recording.
+    minari: name of a new Minari data set, which receives the whole recording.
     seed: seed of the first environment.
     max_episode_steps: number of env steps after which an episode is truncated
       in the recording.
@@ -61,6 +62,7 @@ class Options(playing.Config):
   policy: str = _RANDOM
   episodes: int = types.setting(100, low=1, high=2**30)
   output: str = "data"
+  minari: str = ""
   seed: int = types.setting(0, low=0, high=2**30)
 
 
@@ -112,6 +114,11 @@ def _record(options: Options) -> int:
       f" steps) are in {options.output}" + (f": {words}" if words else ""),
       flush=True,
     )
+  if options.minari:
+    from seedx.recordings import minari_files
+
+    recording = recordings.Recording(options.output)
+    minari_files.write(recording, options.minari)
   return 0
 
 

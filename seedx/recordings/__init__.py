@@ -1,5 +1,6 @@
 """Recordings: episodes on disk, for agents that learn from them later."""
 
+from seedx.recordings.minari_files import opened
 from seedx.recordings.recorder import Recorder
 from seedx.recordings.storage import (
   Description,
@@ -8,4 +9,11 @@ from seedx.recordings.storage import (
   Writer,
 )
 
-__all__ = ["Description", "Episode", "Recorder", "Recording", "Writer"]
+__all__ = [
+  "Description",
+  "Episode",
+  "Recorder",
+  "Recording",
+  "Writer",
+  "opened",
+]

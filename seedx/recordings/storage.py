@@ -309,6 +309,21 @@ class Writer:
     self.returns.append(episode.episode_return)
 
 
+def check(episode: Episode, spec: types.EnvironmentSpec, where: str) -> None:
+  """Raises types.ConfigError if an episode does not fit the spec."""
+  steps = dict(zip(_STEPS, episode, strict=False))
+  last = np.array([len(episode.reward) - 1])
+  try:
+    if not last > 0:
+      raise _WrongError("expected at least two time steps")
+    checkpoint.like(
+      dict(checkpoint.named(steps)), _shapes(spec, len(episode.reward)), where
+    )
+    _check(steps, np.zeros(1, np.int64), last, spec)
+  except _WrongError as error:
+    raise types.ConfigError(f"{error} in {where}") from None
+
+
 class _WrongError(Exception):
   """The error of a number that no recorder writes."""
 
@@ -329,19 +344,10 @@ def _episodes(
     raise _WrongError("expected episodes of at least two time steps")
   total = int(lengths.sum())
 
-  def shaped(leaf: dm_env.specs.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((total, *leaf.shape), leaf.dtype)
-
-  number = jax.ShapeDtypeStruct((total,), np.float32)
   nest = checkpoint.like(
     arrays,
     {
-      "steps": {
-        "observation": jax.tree.map(shaped, spec.observation),
-        "action": shaped(spec.action),
-        "reward": number,
-        "discount": number,
-      },
+      "steps": _shapes(spec, total),
       "length": lengths,
       "seed": jax.ShapeDtypeStruct(lengths.shape, np.int64),
       "return": jax.ShapeDtypeStruct(lengths.shape, np.float64),
@@ -361,6 +367,21 @@ def _episodes(
       Episode(**part, seed=int(seed), episode_return=float(value))
     )
   return episodes
+
+
+def _shapes(spec: types.EnvironmentSpec, length: int) -> dict[str, Any]:
+  """Returns the shapes and dtypes of a number of time steps."""
+
+  def shaped(leaf: dm_env.specs.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((length, *leaf.shape), leaf.dtype)
+
+  number = jax.ShapeDtypeStruct((length,), np.float32)
+  return {
+    "observation": jax.tree.map(shaped, spec.observation),
+    "action": shaped(spec.action),
+    "reward": number,
+    "discount": number,
+  }
 
 
 def _check(

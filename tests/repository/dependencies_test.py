@@ -15,7 +15,7 @@ from tests import programs
 
 _OWN = {x.parent.name for x in programs.ROOT.glob("*/*.py")}
 # If one of these is missing, an error names the command that installs it.
-_OPTIONAL = {"imageio-ffmpeg", "mctx", "optuna", "pgx", "ray"}
+_OPTIONAL = {"imageio-ffmpeg", "mctx", "minari", "optuna", "pgx", "ray"}
 
 
 @functools.cache
@@ -128,8 +128,8 @@ for experiment in (alphazero, apex_dqn, ppo):
   jax.eval_shape(agent.init, jax.random.key(0))
 assert "envpool.classic_control" in sys.modules
 late = {
-  *"PIL cloudpickle distrax envpool.jumanji matplotlib mctx optuna pgx".split(),
-  *"rich rlax scipy tensorboardX tensorflow_probability".split(),
+  *"PIL cloudpickle distrax envpool.jumanji matplotlib mctx minari".split(),
+  *"optuna pgx rich rlax scipy tensorboardX tensorflow_probability".split(),
 }
 print(*late.intersection(set(sys.modules) - loaded))
 """

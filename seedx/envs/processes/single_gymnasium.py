@@ -33,11 +33,11 @@ class Single:
       single.attempt(name, x, getattr, env, x)
       for x in ("observation_space", "action_space")
     )
-    native = _action(name, action_space)
+    native = action(name, action_space)
     self.action = actions.Actions(name, native)
     leaves = single.leaves(
-      _without_text(name, observation_space),
-      functools.partial(_leaf, name),
+      without_text(name, observation_space),
+      functools.partial(leaf, name),
     )
     returned = single.attempt(name, "reset", env.reset, seed=seed)
     if not isinstance(returned, tuple) or len(returned) != 2:
@@ -144,21 +144,21 @@ def _print_once(note: str) -> None:
   print(note, file=sys.stderr, flush=True)
 
 
-def _without_text(name: str, space: spaces.Space) -> Any:
+def without_text(name: str, space: spaces.Space) -> Any:
   """Returns a space's entries without texts, which no network reads."""
   if isinstance(space, spaces.Tuple):
-    return tuple(_without_text(name, x) for x in space)
+    return tuple(without_text(name, x) for x in space)
   if not isinstance(space, spaces.Dict):
     return space
   texts = [k for k, x in space.items() if isinstance(x, spaces.Text)]
   if len(texts) == len(space):
-    return space  # `_leaf` refuses it.
+    return space  # `leaf` refuses it.
   if texts:
     _print_once(f"{name}: the observation is used without its text, {texts}")
-  return {k: _without_text(name, x) for k, x in space.items() if k not in texts}
+  return {k: without_text(name, x) for k, x in space.items() if k not in texts}
 
 
-def _leaf(
+def leaf(
   name: str, path: tuple[str | int, ...], space: spaces.Space
 ) -> single.Leaf:
   bounds: tuple[Any, ...]
@@ -176,13 +176,13 @@ def _leaf(
   return single.observation_leaf(name, path, space, *bounds)
 
 
-def _action(name: str, space: spaces.Space, path: tuple[Any, ...] = ()) -> Any:
+def action(name: str, space: spaces.Space, path: tuple[Any, ...] = ()) -> Any:
   spec = dm_env.specs.BoundedArray
   match space:
     case spaces.Dict():
-      return {k: _action(name, x, (*path, k)) for k, x in space.items()}
+      return {k: action(name, x, (*path, k)) for k, x in space.items()}
     case spaces.Tuple():
-      return tuple(_action(name, x, (*path, k)) for k, x in enumerate(space))
+      return tuple(action(name, x, (*path, k)) for k, x in enumerate(space))
     case spaces.Discrete(start=0):
       return dm_env.specs.DiscreteArray(int(space.n), space.dtype)
     case spaces.Discrete():
