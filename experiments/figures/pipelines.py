@@ -187,6 +187,26 @@ _SYNC = Figure(
   ],
 )
 
+_OFFLINE = Figure(
+  "from a recording, without an environment",
+  "One process: the agent learns from windows of a recording. A thread plays"
+  " the recorded environment, only for evaluations.",
+  [
+    _box("process", 18, 80, 564, 222, "one process"),
+    _box("replay", 40, 110, 120, 76, "recording"),
+    _box("learn", 280, 124, 110, 48, "learn"),
+    _box("thread", 280, 196, 284, 94, "evaluation"),
+    _box("act", 296, 206, 94, 46, "act"),
+    _box("env", 470, 206, 80, 46, "envs"),
+    _data("160 148 H280"),
+    _text("windows", 220, 140),
+    _copy("335 172 V206"),
+    _text("parameters", 344, 189, ""),
+    _data("390 220 H470"),
+    _data("470 238 H390"),
+  ],
+)
+
 _ANAKIN = Figure(
   "2021 · Podracer (Hessel et al.)",
   "On each device, one compiled program steps environments, acts, and learns."
@@ -332,6 +352,7 @@ PIPELINES = {
   "a3c": _A3C,
   "gorila": _GORILA,
   "anakin": _ANAKIN,
+  "offline": _OFFLINE,
 }
 
 _LEGEND = [
@@ -372,7 +393,7 @@ def of_all() -> str:
     _panel((k % 2) * (_WIDTH + _GAP), (k // 2) * (_HEIGHT + _GAP), name)
     for k, name in enumerate([*PIPELINES, ""])
   ]
-  rows = len(panels) // 2
+  rows = (len(panels) + 1) // 2
   about = " ".join(f"{k}: {x.about}" for k, x in PIPELINES.items())
   width, height = 2 * _WIDTH + _GAP, rows * (_HEIGHT + _GAP) - _GAP
   return _svg("The pipelines of seedx", about, width, height, panels)

@@ -269,11 +269,14 @@ class Horizon:
       `AgentState.clock` counts them.
     unlearned_steps: number of env steps before the first update, which only
       fill a replay, and after the last one.
+    counts_updates: whether `updates` is the length of the run, and not the
+      number of updates that follows from its env steps.
   """
 
   env_steps: int
   updates: int
   unlearned_steps: int = 0
+  counts_updates: bool = False
 
   @classmethod
   def of(
@@ -294,6 +297,8 @@ class Horizon:
 
     At a given replay ratio, updates that learn from more steps are fewer.
     """
+    if self.counts_updates:
+      return self
     updates = max(1, self.updates // learned_steps)
     return dataclasses.replace(self, updates=updates)
 

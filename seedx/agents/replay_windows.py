@@ -7,8 +7,8 @@ returns would be shorter. Nothing here depends on what a network returns.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import dm_env
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from seedx import losses, types
-from seedx.agents import base, models
+from seedx.agents import base, models, optimizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +250,85 @@ class Windows:
     if self.whole_unrolls:
       return self.priority(td_error)[:, None]
     return jnp.abs(td_error).T
+
+
+class LossShare(Protocol):
+  """The loss of an agent that is made by `make`."""
+
+  def __call__(
+    self, state: base.AgentState, batch: types.Sample, params: types.Tree
+  ) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
+    """Returns this core's share of the loss, and of the metrics; priorities.
+
+    The loss is differentiated with respect to the parameters only. The metrics
+    have the "loss" and its "weight", see `Windows.shares`.
+    """
+
+
+def make(
+  config: Config,
+  model: models.Model,
+  loss_share: LossShare,
+  init: Callable[[jax.Array], models.Variables],
+  horizon: base.Horizon | None,
+  axis_name: str | None,
+  *,
+  target_groups: Sequence[str] = (),
+  **functions: Any,
+) -> base.Agent:
+  """Makes an agent from its loss; see also `base.Config.make`.
+
+  Args:
+    config: hyper-parameters.
+    model: model whose statistics of observations are those of the agent.
+    loss_share: loss of a batch of windows.
+    init: returns initial variables.
+    horizon: see `base.Config.make`.
+    axis_name: see `base.Config.make`.
+    target_groups: groups of the parameters with target parameters.
+    **functions: other functions of the agent, see `base.Agent`.
+  """
+  windows, spec = config.windows, model.spec
+  if horizon is not None:
+    horizon = horizon.with_windows(windows.needs.learned_steps)
+  optimizer = optimizers.Optimizer.make(config, horizon)
+  first, start = models.beginnings(
+    config,
+    optimizer,
+    init,
+    lambda params: {key: params[key] for key in target_groups},
+  )
+
+  def gradients(
+    state: base.AgentState, rng_key: jax.Array, batch: types.Tree
+  ) -> tuple[base.Gradients, types.LossOutput]:
+    del rng_key  # The loss is deterministic.
+    batch = windows.sample(batch)
+    share = functools.partial(loss_share, state, batch)
+    grads, (metrics, priorities) = jax.grad(share, has_aux=True)(state.params)
+    grads, metrics = losses.sum_over_cores((grads, metrics), axis_name)
+    weight = metrics.pop("weight")
+    metrics |= optimizer.measure(state, grads)
+    moments = model.moments(state.statistics, batch.unroll.inputs, axis_name)
+    output = types.LossOutput(weight, metrics, priorities)
+    return base.Gradients(grads, moments), output
+
+  def apply(
+    state: base.AgentState, gradients: base.Gradients
+  ) -> base.AgentState:
+    state = optimizer.descend(state, gradients.params)
+    state = models.count_batch(state, gradients.moments)
+    return update_targets(config, state, target_groups)
+
+  return base.Agent(
+    init=first,
+    gradients=gradients,
+    apply=apply,
+    update=base.composed_update(gradients, apply),
+    needs=dataclasses.replace(windows.needs, unread=tuple(spec.hidden)),
+    start=start,
+    **functions,
+  )
 
 
 def update_targets(

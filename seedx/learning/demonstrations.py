@@ -1,5 +1,7 @@
 """Recordings as experience that an agent learns from."""
 
+from typing import Any
+
 import dm_env
 import jax
 import numpy as np
@@ -32,13 +34,10 @@ def unroll_of(
       is of other observations or actions, or has no whole window; or the agent
       learns from more than observations, actions and rewards.
   """
-  needs = agent.needs
-  if needs.extras or needs.window is None:
-    raise types.ConfigError(
-      "expected an agent that can learn from the actions of others, such as"
-      " DQN, R2D2 or SAC, found one that cannot; leave out --demonstrations"
-    )
-  recording = recordings.Recording(path)
+  check_agent(agent)
+  needs, window = agent.needs, agent.needs.window
+  assert window is not None
+  recording = recordings.opened(path)
   where = f"the recording {path!r}"
   for name, own, other in spaces.differences(spec, recording.description.spec):
     raise types.ConfigError(
@@ -55,9 +54,9 @@ def unroll_of(
     lambda *x: np.concatenate(x)[:, None], *episodes
   )
   length = len(reward)
-  if length < needs.window:
+  if length < window:
     raise types.ConfigError(
-      f"expected at least {needs.window} time steps, a window of this agent, in"
+      f"expected at least {window} time steps, a window of this agent, in"
       f" {where}, found {length}"
     )
   first = (step_type == _FIRST).reshape(length, *[1] * (action.ndim - 1))
@@ -75,11 +74,20 @@ def unroll_of(
   )
   priorities: types.Tree = ()
   if agent.priorities is not None:
-    priorities = np.ones((1, length - needs.window + 1), np.float32)
+    priorities = np.ones((1, length - window + 1), np.float32)
   return types.Share(needs.stored(unroll), priorities)
 
 
-def _check_memory(recording: recordings.Recording) -> None:
+def check_agent(agent: base.Agent) -> None:
+  """Raises types.ConfigError if the agent needs actions of its own."""
+  if agent.needs.extras or agent.needs.window is None:
+    raise types.ConfigError(
+      "expected an agent that can learn from the actions of others, such as"
+      " DQN, R2D2 or SAC, found one that cannot"
+    )
+
+
+def _check_memory(recording: Any) -> None:
   needed = _COPIES * recording.num_bytes()
   free = memory.free_bytes_of_machine()
   if free is not None and needed > free:

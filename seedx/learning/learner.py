@@ -24,22 +24,15 @@ from seedx.runtime import hosts, process_parts, progress, publication
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(hosts.Config):
-  """Settings of a learner.
+class DevicesConfig(hosts.Config):
+  """Settings of a learner that need no environment.
 
   Attributes:
-    unroll_length: number of env steps of each environment in an unroll (T).
     learner_devices: indices of the local devices that learn.
-    micro_batches: number of parts of a batch whose gradients are accumulated
-      for one update; inference on the same device can run between them.
   """
 
-  unroll_length: int = types.setting(20, low=1, high=2**20)
   learner_devices: tuple[int, ...] = types.setting(
     (0,), changes="process", alike=True
-  )
-  micro_batches: int = types.setting(
-    1, changes="resume", alike=True, low=1, high=2**20
   )
 
   def cores(self) -> list[jax.Device]:
@@ -54,6 +47,27 @@ class Config(hosts.Config):
   def num_cores(self) -> int:
     """Number of learner devices of all hosts, at least 1."""
     return self.hosts * max(1, len(self.learner_devices))
+
+  @property
+  def parts(self) -> int:
+    """Number of equal parts of a batch."""
+    return self.num_cores
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(DevicesConfig):
+  """Settings of a learner.
+
+  Attributes:
+    unroll_length: number of env steps of each environment in an unroll (T).
+    micro_batches: number of parts of a batch whose gradients are accumulated
+      for one update; inference on the same device can run between them.
+  """
+
+  unroll_length: int = types.setting(20, low=1, high=2**20)
+  micro_batches: int = types.setting(
+    1, changes="resume", alike=True, low=1, high=2**20
+  )
 
   @property
   def parts(self) -> int:
@@ -163,13 +177,14 @@ class Learner:
       and skipped updates do not count.
     cores: the learner devices of this host, in order.
     inbox: bounded queues of shares.
+    source: experience that turns shares into batches.
     blocking: meter of the time for which updates make acting wait.
   """
 
   def __init__(
     self,
     agent: base.Agent,
-    config: Config,
+    config: DevicesConfig,
     source: experience.Experience,
     rng_key: jax.Array,
     *,
@@ -190,7 +205,7 @@ class Learner:
       types.ConfigError: a device does not exist, or there are several
         micro-batches and the agent needs whole batches.
     """
-    micro_batches = config.micro_batches
+    micro_batches = config.parts // config.num_cores
     if micro_batches > 1 and agent.needs.whole_batches:
       raise types.ConfigError(
         "expected micro_batches 1, because this agent takes several steps on"
@@ -208,7 +223,7 @@ class Learner:
     self._state = sharding.replicate(jax.jit(agent.init)(init_key), self._mesh)
     # Keeps the state consistent with its counters.
     self._changing = threading.Lock()
-    self._source = source
+    self.source = source
     self._stop = stop or threading.Event()
     self._acting = jax.jit(agent.acting)
     # Whether the acting parameters are arrays of the state.
@@ -287,7 +302,7 @@ class Learner:
 
   def learn_from(self, shares: Sequence[types.Share]) -> None:
     """Takes one new share per core, and makes the updates that are then due."""
-    for batch in self._source(shares):
+    for batch in self.source(shares):
       self.learn(batch)
       if self._is_over():
         break  # The remaining updates stay due after a resume.
@@ -320,7 +335,7 @@ class Learner:
       self._state = result.state
       self.version += 1
     self._dispatching = False
-    self._source.counted(*self._uncounted)
+    self.source.counted(*self._uncounted)
     self._uncounted = 0.0, 0
     # Inference on the same device waits for all dispatched updates, so at most
     # one of them may be running.
@@ -329,7 +344,7 @@ class Learner:
     if batch is not None and batch.windows:
       assert priorities is not None
       shards = sharding.own_shards(priorities)
-      self._source.learned(batch.windows, [shards[core] for core in self.cores])
+      self.source.learned(batch.windows, [shards[core] for core in self.cores])
 
   def publish(self, wait: bool = True) -> None:
     """Publishes the newest acting parameters; waits until they are computed.
@@ -356,7 +371,7 @@ class Learner:
   @property
   def replay(self) -> process_parts.Replay | None:
     """The part of the source of batches that a checkpoint stores."""
-    return self._source.kept
+    return self.source.kept
 
   def policy(self, saved: types.Tree) -> types.Tree:
     """Computes acting parameters from the saved parts of a process."""
@@ -371,7 +386,7 @@ class Learner:
       "policy_lag": None,
       **(self._metrics.copied() if self._metrics else {}),
       **self.inbox.measure(),
-      **self._source.measure(),
+      **self.source.measure(),
       **self.blocking.measure(),
     }
 
@@ -417,7 +432,7 @@ class Learner:
     self._skipped.updates = int(counts["updates_skipped"])
     steps, batches = counts["uncounted_steps"], counts["uncounted_batches"]
     self._uncounted = float(steps), int(batches)
-    self._source.resume(self.version, float(state.resets))
+    self.source.resume(self.version, float(state.resets))
     self.publish()
 
   def leave_out(self, updates: float) -> None:
@@ -455,7 +470,7 @@ class Learner:
         if not result.skipped:
           self.learned_steps += float(result.output.weight)
           if self._pending[0].has_batch:
-            self._source.counted(float(result.output.weight) / batches)
+            self.source.counted(float(result.output.weight) / batches)
         del self._pending[0]
 
   def _release(self) -> None:
@@ -476,7 +491,7 @@ class Learner:
 
   def _zeros(self, shares: Sequence[types.Share]) -> list[types.Tree]:
     """Returns each core's part of a batch of zeros; allocates the replay."""
-    needs, batch = self.agent.needs, self._source.example(shares)
+    needs, batch = self.agent.needs, self.source.example(shares)
     # New priorities need a whole batch.
     if not (needs.whole_batches or batch.windows):
       self.blocking.divisible = sharding.size(batch.parts[0], needs.specs)
@@ -489,7 +504,7 @@ class Learner:
 
   # `multihost.MultihostLearner` overrides these methods.
 
-  def _all_cores(self, config: Config) -> Sequence[jax.Device]:
+  def _all_cores(self, config: DevicesConfig) -> Sequence[jax.Device]:
     return self.cores
 
   def _on_core(self, agent: base.Agent) -> updates.OnCore:
@@ -500,7 +515,7 @@ class Learner:
 
   def _batches(self) -> Iterator[experience.Batch | None]:
     for shares in iter(self.inbox.get, None):
-      yield from self._source(shares)
+      yield from self.source(shares)
 
   def _inputs_of(self, batch: experience.Batch | None) -> Any:
     assert batch is not None

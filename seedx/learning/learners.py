@@ -24,7 +24,7 @@ class Config(Protocol):
     """Config of the agent that learns."""
 
   @property
-  def learner(self) -> learner.Config:
+  def learner(self) -> learner.DevicesConfig:
     """Config of the learner devices."""
 
   @property

@@ -91,7 +91,7 @@ class MultihostLearner(learner.Learner):
   def __init__(
     self,
     agent: base.Agent,
-    config: learner.Config,
+    config: learner.DevicesConfig,
     source: experience.Experience,
     rng_key: jax.Array,
     *,
@@ -133,7 +133,7 @@ class MultihostLearner(learner.Learner):
     if not self._nothing:
       self.warm_up(shares)
     version = self.version
-    for batch in self._source(shares):
+    for batch in self.source(shares):
       self.learn(batch)
     if self.version == version:
       self.learn(None)
@@ -147,7 +147,7 @@ class MultihostLearner(learner.Learner):
     of_hosts = self._hosts.measure()
     return {**line, "learner_steps": learner_steps, **of_hosts}
 
-  def _all_cores(self, config: learner.Config) -> Sequence[jax.Device]:
+  def _all_cores(self, config: learner.DevicesConfig) -> Sequence[jax.Device]:
     cores, indices = [], config.learner_devices
     for host in range(jax.process_count()):
       local = jax.local_devices(process_index=host)
@@ -177,7 +177,7 @@ class MultihostLearner(learner.Learner):
       at_once = starved and self._hosts.has_batch
       due = since + (0.0 if at_once else self._hosts.starved_seconds)
       shares = self.inbox.get(max(0.0, due - time.monotonic()))
-      for batch in self._source(shares) if shares else ():
+      for batch in self.source(shares) if shares else ():
         yield batch
         since, starved = time.monotonic(), False
         due = since + self._hosts.starved_seconds

@@ -24,6 +24,7 @@ from seedx.losses.continuous_q import (
   soft_policy,
   temperature,
 )
+from seedx.losses.implicit_q import advantage_weighted_policy, expectile_value
 from seedx.losses.ppo import ppo
 from seedx.losses.q_learning import QLearningLoss, q_learning
 from seedx.losses.reductions import mean_share, sum_over_cores
@@ -35,6 +36,7 @@ from seedx.losses.streams import (
   from_next_step,
   from_same_step,
   transitions,
+  weights,
 )
 from seedx.losses.vtrace import vtrace
 
@@ -47,11 +49,13 @@ __all__ = [
   "Stream",
   "Transitions",
   "a2c",
+  "advantage_weighted_policy",
   "alphazero",
   "categorical_clipped_double_q_learning",
   "categorical_q_learning",
   "clipped_double_q_learning",
   "deterministic_policy_gradient",
+  "expectile_value",
   "from_next_step",
   "from_same_step",
   "gae",
@@ -66,4 +70,5 @@ __all__ = [
   "temperature",
   "transitions",
   "vtrace",
+  "weights",
 ]

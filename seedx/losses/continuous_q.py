@@ -7,7 +7,6 @@ two of them are the twins of clipped double Q-learning.
 from typing import NamedTuple
 
 import chex
-import dm_env
 import jax
 import jax.numpy as jnp
 
@@ -215,7 +214,7 @@ def deterministic_policy_gradient(
   if gradient_clip is not None:
     # RLax would clip the norm.
     action_gradient = jnp.clip(action_gradient, -gradient_clip, gradient_clip)
-  weight = _weight(step_type)
+  weight = streams.weights(step_type)
   per_dimension = jax.vmap(lazy_rlax.rlax().dpg_loss)(action, action_gradient)
   return ActorLoss(weight * jnp.sum(per_dimension, axis=-1), weight)
 
@@ -261,7 +260,7 @@ def soft_policy(
   chex.assert_type(both, float, custom_message=names)
   chex.assert_shape(both, [(length, None), (length,)], custom_message=names)
   chex.assert_rank(temperature, 0, custom_message="temperature")
-  weight = _weight(step_type)
+  weight = streams.weights(step_type)
   alpha = jax.lax.stop_gradient(temperature)
   loss = alpha * log_prob - jnp.min(q_values, axis=-1)
   return ActorLoss(weight * loss, weight)
@@ -305,11 +304,6 @@ def temperature(
   chex.assert_type(floats, float, custom_message=names)
   chex.assert_shape(floats, [(), (length,)], custom_message=names)
   chex.assert_rank(target_entropy, 0, custom_message="target_entropy")
-  weight = _weight(step_type)
+  weight = streams.weights(step_type)
   excess = jax.lax.stop_gradient(log_prob + target_entropy)
   return ActorLoss(-weight * jnp.exp(log_temperature) * excess, weight)
-
-
-def _weight(step_type: jax.Array) -> jax.Array:
-  """Returns `[T]`, 0 on resets, 1 elsewhere."""
-  return 1.0 - (step_type[1:] == int(dm_env.StepType.FIRST)).astype(jnp.float32)

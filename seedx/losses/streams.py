@@ -305,6 +305,11 @@ def from_next_step(
   )
 
 
+def weights(step_type: jax.Array) -> jax.Array:
+  """Returns `[T]`, 0 on resets, 1 elsewhere, for step types `[T + 1]`."""
+  return 1.0 - (step_type[1:] == int(dm_env.StepType.FIRST)).astype(jnp.float32)
+
+
 def num_transitions(step_type: jax.Array, n: int = 1) -> int:
   """Returns T of a stream with `step_type`, `[T + 1]` integers.
 

@@ -8,14 +8,27 @@ from seedx.replay import prioritized, ratios, uniform
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Batches:
+  """The config of the batches from a replay.
+
+  Attributes:
+    replay_batch_size: batch size in windows (n-step transitions, or R2D2's
+      sequences).
+  """
+
+  replay_batch_size: int = types.setting(128, low=1, high=2**31 - 1)
+
+  def __post_init__(self) -> None:
+    types.check_settings(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Batches):
   """The config of a uniform replay.
 
   Attributes:
     replay_capacity: capacity in env steps.
     replay_min_steps: number of env steps in the replay before learning starts.
-    replay_batch_size: batch size in windows (n-step transitions, or R2D2's
-      sequences).
     replay_ratio: average number of times that each env step is learned from. A
       transition counts as one, R2D2's sequence as several, a reset as none.
     demonstrations: directory of a recording to learn from, too, see `seedx
@@ -30,14 +43,13 @@ class Config:
 
   replay_capacity: int = types.setting(200_000, low=1, high=2**31 - 1)
   replay_min_steps: int = 2_000
-  replay_batch_size: int = types.setting(128, low=1, high=2**31 - 1)
   replay_ratio: float = types.setting(4.0, low=1e-6, high=1e6)
   demonstrations: str = ""
   demonstration_ratio: float = types.setting(0.0, low=0.0, high=1.0)
   demonstration_ratio_rise: float = types.setting(0.0, low=-1.0, high=1.0)
 
   def __post_init__(self) -> None:
-    types.check_settings(self)
+    super().__post_init__()
     types.check_range(
       "replay_min_steps", self.replay_min_steps, 1, self.replay_capacity
     )

@@ -21,9 +21,11 @@ from seedx.agents import (
   acting_step,
   alphazero,
   base,
+  cloning,
   critics,
   ddpg,
   dqn,
+  iql,
   policy_model,
   ppo,
   r2d2,
@@ -216,6 +218,8 @@ ALGORITHMS = {
     samples,
   ),
   "sac": Algorithm(functools.partial(sac.Config, **SMOOTH), samples),
+  "iql": Algorithm(functools.partial(iql.Config, **SMOOTH), samples),
+  "cloning": Algorithm(functools.partial(cloning.Config, **SMOOTH), samples),
   "alphazero": Algorithm(
     functools.partial(
       alphazero.Config, num_simulations=4, n_step=9, learning_rate_end=1.0
@@ -303,6 +307,7 @@ FAST = [
   ("dqn", "dict"),
   ("r2d2", "vector"),
   ("sac", "continuous"),
+  ("iql", "continuous"),
   ("alphazero", "game"),
 ]
 # Other agents, and other pairs for which an agent has separate code.
@@ -319,6 +324,9 @@ SLOW = [
   ("d4pg", "continuous"),
   ("sac", "continuous_normalized"),
   ("sac", "integer"),
+  ("iql", "image"),
+  ("cloning", "normalized_masked"),
+  ("cloning", "several_choices"),
   ("a2c", "vector"),
   ("alphazero", "large_game"),
 ]
@@ -460,7 +468,9 @@ def test_gradients_have_the_parameters_shapes_and_are_finite(case):
   leaves = map(np.asarray, jax.tree.leaves(gradients.params))
   largest = [np.abs(x).max() for x in leaves]
   assert np.isfinite(largest).all()
-  assert all(x > 0 for x in largest)
+  # Behavioural cloning learns no value.
+  unused = 2 * isinstance(case.config, cloning.Config)
+  assert sum(x == 0 for x in largest) == unused
   assert output.weight.shape == ()
   assert output.weight > 0
   assert output.metrics
@@ -523,6 +533,8 @@ CHANGED = {
   "critic_learning_rate": 5e-3,
   "temperature_learning_rate": 5e-3,
   "noise_scale": 0.5,
+  "expectile": 0.9,
+  "inverse_temperature": 0.5,
 }
 
 
@@ -608,6 +620,8 @@ def test_a_hyperparameter_changes_only_the_functions_that_use_it(names):
     if name == "discount" and case.agent.priorities:
       # Actors compute priorities with the discount.
       affected = {"acting", *affected}
+    if name == "discount" and isinstance(case.config, cloning.Config):
+      affected = set()
     for function, result in changed.items():
       gap = difference(result, unchanged[function])
       assert gap > 1e-6 if function in affected else gap == 0, (name, function)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import impala
-from seedx import app, checkpoint, envs, recordings, types
+from seedx import app, checkpoint, types
 from seedx.agents import base, dqn, r2d2
 from seedx.app import record
 from seedx.app.runs import checkpointer
@@ -18,41 +18,19 @@ from seedx.learning import demonstrations, learner
 from seedx.runtime import memory
 from tests import programs, running
 from tests.pipelines import cells
+from tests.recordings import episodes
 
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
 
-SPEC = envs.spec(envs.Config("CartPole-v1"))
-STEPS = (4, 3, 40)
+SPEC = episodes.CARTPOLE
 AGENT = dqn.Config(hidden_sizes=(8,), n_step=2)
-
-
-def write(path, spec=SPEC, lengths=STEPS, first=0):
-  """Writes episodes whose time steps are numbered."""
-  description = recordings.Description({"env": "CartPole-v1"}, spec, "ours")
-  with recordings.Writer(str(path), description) as writer:
-    for length in lengths:
-      number = first + np.arange(length)
-      first += length
-      zeros = np.zeros((length, *spec.action.shape), spec.action.dtype)
-      taken = np.arange(length).reshape(-1, *[1] * (zeros.ndim - 1)) % 2
-      writer.add(
-        recordings.Episode(
-          observation=np.stack([number] * 4, 1).astype(np.float32) / 100,
-          action=(zeros + taken).astype(zeros.dtype),
-          reward=np.minimum(np.arange(length), 1).astype(np.float32),
-          discount=(np.arange(length) < length - 1).astype(np.float32),
-          seed=0,
-          episode_return=length - 1.0,
-        )
-      )
-  return str(path)
 
 
 def test_episodes_become_one_unroll(tmp_path):
   agent = r2d2.Config(hidden_sizes=(8,), lstm_size=4).make(SPEC)
   share = demonstrations.unroll_of(
-    write(tmp_path, lengths=(40, 30, 70)), agent, SPEC
+    episodes.write(tmp_path, lengths=(40, 30, 70)), agent, SPEC
   )
   unroll, inputs = share.data, share.data.inputs
   number = inputs.timestep.observation[:, 0, 0] * 100
@@ -71,7 +49,7 @@ def test_episodes_become_one_unroll(tmp_path):
 
 def test_steps_of_unknown_versions_have_no_policy_lag(tmp_path):
   agent = AGENT.make(SPEC)
-  unroll = demonstrations.unroll_of(write(tmp_path), agent, SPEC).data
+  unroll = demonstrations.unroll_of(episodes.write(tmp_path), agent, SPEC).data
   assert agent.needs.lag(types.Sample(unroll, ()), 7) == (0, 0)
   mixed = unroll._replace(
     version=np.where(np.arange(47)[:, None] % 2, 3, base.UNKNOWN_VERSION)
@@ -96,13 +74,13 @@ def other_spec():
   ],
 )
 def test_a_recording_that_does_not_fit_is_refused(tmp_path, changes, message):
-  path = write(tmp_path, **changes)
+  path = episodes.write(tmp_path, **changes)
   with pytest.raises(types.ConfigError, match=message):
     demonstrations.unroll_of(path, AGENT.make(SPEC), SPEC)
 
 
 def test_a_recording_larger_than_the_memory_is_refused(tmp_path, monkeypatch):
-  path = write(tmp_path)
+  path = episodes.write(tmp_path)
   monkeypatch.setattr(memory, "free_bytes_of_machine", lambda: 1000)
   with pytest.raises(types.ConfigError, match="that fits into memory"):
     demonstrations.unroll_of(path, AGENT.make(SPEC), SPEC)
@@ -128,7 +106,7 @@ def with_demonstrations(config, path, ratio=0.5):
 def test_demonstrations_that_cannot_be_used_are_refused(
   tmp_path, pipeline, name, path, ratio, message
 ):
-  write(tmp_path / "data")
+  episodes.write(tmp_path / "data")
   config = cells.config_of(pipeline, name, tmp_path)
   path = str(tmp_path / path) if path else ""
   with pytest.raises(types.ConfigError, match=message):
@@ -166,7 +144,7 @@ def test_a_pipeline_learns_from_demonstrations_alone(pipeline, name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["sync", "anakin"])
 def test_a_resume_is_bitwise_and_saves_no_demonstrations(pipeline, tmp_path):
-  path = write(tmp_path / "data", lengths=(997,))
+  path = episodes.write(tmp_path / "data", lengths=(997,))
   config = with_demonstrations(
     cells.config_of(pipeline, "rainbow", tmp_path), path, 0.25
   )
@@ -193,7 +171,7 @@ def test_a_resume_is_bitwise_and_saves_no_demonstrations(pipeline, tmp_path):
 
 @pytest.mark.slow
 def test_seeds_of_anakin_share_the_demonstrations(tmp_path):
-  path = write(tmp_path / "data", lengths=(997,))
+  path = episodes.write(tmp_path / "data", lengths=(997,))
   config = with_demonstrations(
     cells.config_of("anakin", "dqn", tmp_path), path, 0.5
   )

@@ -528,12 +528,12 @@ def test_each_batch_is_counted_once_even_over_a_resume():
   (batch,) = experience.Once()(first.shares(unroll_of()))
   for _ in range(3):
     first.learn(batch)
-  assert first._source.total.tolist() == [2, 2]
+  assert first.source.total.tolist() == [2, 2]
   resumed.restore(jax.device_get(first.saved()))
   resumed.learn(batch)
-  assert resumed._source.total.tolist() == [1, 1]
+  assert resumed.source.total.tolist() == [1, 1]
   resumed.finish()
-  assert resumed._source.total.tolist() == [2, 2]
+  assert resumed.source.total.tolist() == [2, 2]
 
 
 # Refused configs

@@ -236,6 +236,22 @@ CASES = {
     ({}, {"target_entropy": 0.25}),
     {"loss": ("log_temperature",)},
   ),
+  "expectile_value": Case(
+    functools.partial(losses.expectile_value, expectile=0.8),
+    references.expectile_value,
+    ("implicit.values", "critics.q_values", "step_type"),
+    ({}, {"expectile": 0.1}),
+    {"loss": ("implicit.values",)},
+  ),
+  "advantage_weighted_policy": Case(
+    functools.partial(
+      losses.advantage_weighted_policy, inverse_temperature=2.0
+    ),
+    references.advantage_weighted_policy,
+    ("log_prob", "implicit.advantage", "step_type"),
+    ({}, {"inverse_temperature": -8.0, "max_weight": 3.0}),
+    {"loss": ("log_prob",)},
+  ),
 }
 LOSSES = [name for name, case in CASES.items() if case.learns]
 

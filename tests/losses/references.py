@@ -430,3 +430,27 @@ def temperature(stream, constant, target_entropy=-2.0):
   log_prob = np.float64(constant["log_prob"])
   loss = -alpha * log_prob - alpha * target_entropy
   return losses.ActorLoss(loss * weight, weight)
+
+
+def expectile_value(stream, constant, expectile=0.8):
+  """Computes equation 5 of Kostrikov et al. 2021, with the twins' minimum."""
+  weight, loss = weights(constant), []
+  for value, q in zip(
+    np.float64(stream["implicit.values"]),
+    constant["critics.q_values"],
+    strict=True,
+  ):
+    error = min(map(float, q)) - value
+    loss.append(abs(expectile - float(error < 0)) * error**2)
+  return losses.ActorLoss(np.array(loss) * weight, weight)
+
+
+def advantage_weighted_policy(
+  stream, constant, inverse_temperature=2.0, max_weight=100.0
+):
+  """Computes equation 8 of Peng et al. 2019, with the limit of weights."""
+  weight = weights(constant)
+  advantage = np.float64(constant["implicit.advantage"])
+  scale = np.minimum(np.exp(inverse_temperature * advantage), max_weight)
+  loss = -scale * np.float64(stream["log_prob"])
+  return losses.ActorLoss(loss * weight, weight)

@@ -20,6 +20,8 @@ PER_TRANSITION = {
   "critics.logits",
   "actor.action",
   "actor.action_gradient",
+  "implicit.values",
+  "implicit.advantage",
 }
 
 # Three resets: after an episode of 2 steps, after a termination, and near the
@@ -112,6 +114,8 @@ def continuous(rng, steps):
     "actor.action": rng.uniform(-1.0, 1.0, (steps, DIMENSIONS)),
     "actor.action_gradient": 2 * rng.normal(size=(steps, DIMENSIONS)),
     "log_temperature": rng.normal(),
+    "implicit.values": 3 * rng.normal(size=steps),
+    "implicit.advantage": rng.normal(size=steps),
   }
   return {k: np.asarray(v, np.float32) for k, v in stream.items()}
 

@@ -101,7 +101,7 @@ def test_the_replay_ratio_sets_the_number_of_updates(ran):
   run, _ = ran
   last = run.sink.lines[-1]
   learned = REPLAY.replay_batch_size * last["learner_steps"]
-  (state,) = run.learner._source.states
+  (state,) = run.learner.source.states
   steps = BATCH * T  # Steps that a batch of unrolls adds.
   batches = int(state.ring.inserted) // BATCH
   # Learning begins with enough experience, and keeps its ratio from then on.

@@ -238,7 +238,7 @@ def test_environments_explore_by_the_ladder_and_the_lowest_quarter_is_reported(
   assert ended.min() >= 2
   assert last["episodes"] == ended[6:].sum()
 
-  (state,) = made.learner._source.states
+  (state,) = made.learner.source.states
   exploration = np.asarray(state.unrolls.inputs.exploration)
   ladder = np.resize(0.4 ** (1.0 + np.arange(8)), len(exploration))
   expected = np.broadcast_to(ladder[:, None], exploration.shape)

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from seedx import app
+from seedx import app, envs
 from seedx.__main__ import _PROGRAMS
 from seedx.app.cli import command_line, programs
+from seedx.app.runs import foreign_code
 from seedx.app.settings import experiments
 from tests.programs import ROOT
 
@@ -59,6 +60,8 @@ def parse(name, words, monkeypatch):
   if name in experiments.shipped():
     monkeypatch.setattr(programs, "_train", work)
     monkeypatch.setattr(programs, "_join", work)
+    # The recordings of the pages do not exist.
+    monkeypatch.setattr(foreign_code, "recorded_env", lambda *_: envs.Config())
     module = experiments.load_module(name)
     if "--help" in words:
       with pytest.raises(SystemExit):

@@ -120,6 +120,7 @@ def _defaults(
   asked = requests.of(experiment)
   names = ["resume", "run_dir", "trust"]
   names += ["agent"] if experiment.agents else []
+  names += ["dataset"] if "dataset" in configs.settings(asked) else []
   values = command_line.read_some(asked, names, argv)
   run_dir = resuming.directory(values["resume"], values["run_dir"])
   resumed = records.read(run_dir) if run_dir else None
@@ -136,10 +137,14 @@ def _defaults(
       values = command_line.read_some(asked, own, argv)
       foreign_code.check_code(resumed, run_dir, own=values)
     return records.restored(asked, resumed), []
+  given = command_line.given(asked, argv)
+  if values.get("dataset") and "env" not in given:
+    env = foreign_code.recorded_env(values["dataset"], values["trust"])
+    run = dataclasses.replace(asked.run, env=env)
+    asked = dataclasses.replace(asked, run=run)
   # Presets depend on these settings.
   names += ["presets", *(["recurrent"] if "recurrent" in settings else [])]
   values = command_line.read_some(asked, names, argv)
-  given = command_line.given(asked, argv)
   if values["env"] != asked.run.env.env and "env_options" not in given:
     # The default options are those of the default environment.
     values["env_options"] = {}
@@ -300,21 +305,13 @@ def _verdict(env: envs.Config, run: training.Run) -> str:
       f"no mean return: {last['episodes']:,} episodes have ended, but none in"
       " some environments"
     )
+  if mean is None and metrics.clock(last) != "env_steps":
+    return f"{env.env}: {_amount(run)}"
   if mean is None:
     return "no episode has ended"
   latest = min(100, last["episodes"])
   over = f"the last {latest} episodes" if latest > 1 else "the first episode"
-  # The metrics of a resumed run count all starts, except the time to compile.
-  seconds = last["wall_seconds"] - run.seconds_before
-  clock = metrics.clock(last)
-  rate = (last[clock] - run.steps_before) / max(seconds, 1e-9)
-  since = " since the resume" if run.steps_before else ""
-  reached = (
-    f"{env.env}: mean return of {over} {mean:.1f} after"
-    f" {last[clock]:,} {clock.replace('_', ' ')} ({rate:,.0f} a second) in"
-    f" {seconds:.0f}"
-    f" s{since}, of which JAX compiled for {last['compile_seconds']:.0f} s"
-  )
+  reached = f"{env.env}: mean return of {over} {mean:.1f} after {_amount(run)}"
   spec = gymnasium.registry.get(env.env)
   # Options, such as another limit of steps, change what can be reached.
   if spec is None or spec.reward_threshold is None or env.env_options:
@@ -322,3 +319,18 @@ def _verdict(env: envs.Config, run: training.Run) -> str:
   threshold = spec.reward_threshold
   word = "solved" if mean >= threshold else "not solved"
   return f"{reached}: {word} (Gymnasium's threshold is {threshold:g})"
+
+
+def _amount(run: training.Run) -> str:
+  """Returns a run's steps and seconds, in words."""
+  last: Mapping[str, Any] = run.metrics
+  # The metrics of a resumed run count all starts, except the time to compile.
+  seconds = last["wall_seconds"] - run.seconds_before
+  clock = metrics.clock(last)
+  rate = (last[clock] - run.steps_before) / max(seconds, 1e-9)
+  since = " since the resume" if run.steps_before else ""
+  return (
+    f"{last[clock]:,} {clock.replace('_', ' ')} ({rate:,.0f} a second) in"
+    f" {seconds:.0f} s{since}, of which JAX compiled for"
+    f" {last['compile_seconds']:.0f} s"
+  )

@@ -8,7 +8,7 @@ from typing import Any
 
 from seedx import envs, types
 from seedx.app.runs import records
-from seedx.app.settings import experiments, opponents, wording
+from seedx.app.settings import configs, experiments, opponents, wording
 
 
 def trusted(
@@ -66,6 +66,41 @@ def check_code(
       f" not part of seedx: {', '.join(code)}; if you trust its author, add"
       f" {remedy}{types.see('a-run-names-other-code')}"
     )
+
+
+def recorded_env(dataset: str, trust: bool) -> envs.Config:
+  """Returns the environment that a recording names.
+
+  Args:
+    dataset: see `recordings.opened`.
+    trust: whether code that is not seedx's may run.
+
+  Raises:
+    types.ConfigError: the recording cannot be read, or names other code.
+  """
+  from seedx import recordings  # It imports JAX.
+
+  named = recordings.opened(dataset).description.env
+  settings = configs.settings(envs.Config())
+  if "env" not in named:
+    raise types.ConfigError(
+      f"expected an environment in {dataset!r}, found none; add --env"
+    )
+  for name, value in named.items():
+    if name not in settings or not configs.fits(settings[name].kind, value):
+      raise types.ConfigError(
+        f"expected settings of an environment in {dataset!r}, found {name!r}"
+        f" {value!r:.80}; add --env"
+      )
+  code = envs.code_in(named)
+  if code and not trust:
+    words = ", ".join(shlex.join(wording.option(*x)) for x in code.items())
+    raise types.ConfigError(
+      f"the recording {dataset!r} names code that would run here, but is not"
+      f" part of seedx: {words}; if you trust its author, add --trust, or"
+      " choose the environment with --env"
+    )
+  return configs.replaced(envs.Config(), named)
 
 
 def _against(saved: records.Record, opponent: str) -> records.Record:

@@ -1,0 +1,150 @@
+"""Offline training: an agent learns from a recording, without an environment.
+
+    recording --- windows ---> update ---> parameters
+                                               '--- (evaluation in the
+                                                     recorded environment)
+
+The run has no env steps; its clock is the number of updates. The environment is
+that of the recording, and is only played in evaluations. Lange et al. 2012,
+"Batch Reinforcement Learning"; Levine et al. 2020,
+https://arxiv.org/abs/2005.01643.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+
+import jax
+
+from seedx import envs, types
+from seedx import replay as replay_lib
+from seedx.agents import base
+from seedx.learning import (
+  demonstrations,
+  experience,
+  fixed,
+  learners,
+  plans,
+  replay_source,
+)
+from seedx.learning import learner as learner_lib
+from seedx.runtime import clocks, counters, process
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(process.Config):
+  """The options of an offline run.
+
+  Attributes:
+    dataset: recording to learn from: its directory, or minari:NAME.
+    learner: the learner devices.
+    replay: the batches; windows are drawn uniformly.
+  """
+
+  dataset: str = types.setting("", changes="resume")
+  learner: learner_lib.DevicesConfig = learner_lib.DevicesConfig()
+  replay: replay_lib.Batches = replay_lib.Batches()
+
+  @property
+  def plan(self) -> "Plan":
+    """The run's number of updates, and its recording."""
+    replay = replay_lib.Config(
+      replay_batch_size=self.replay.replay_batch_size, replay_min_steps=1
+    )
+    return Plan(
+      self.total_steps,
+      batch_steps=1,
+      replay=replay,
+      parts=self.learner.parts,
+      processes=self.learner.hosts,
+      dataset=self.dataset,
+    )
+
+  def learn(self, context: process.Context) -> process.Process:
+    """Returns the only process: it draws batches and makes updates."""
+    spec = envs.spec(self.env)
+    acted = context.acted(spec, self.total_steps)
+    learning = learners.of(self, spec, context, acted)
+    data = learning.source
+    assert isinstance(data, fixed.FixedSource)
+    clock = clocks.Clock(
+      "learner_steps",
+      now=lambda: learning.version,
+      total=self.total_steps,
+      of=lambda saved: int(saved["learner"]["steps"]),
+    )
+    return process.Process(
+      acted=acted,
+      parts={"agent": learning, "acted": acted, "data": data},
+      begin=learning.begin,
+      policy=learning.policy,
+      measures=[acted, learning],
+      own_clock=clock,
+      steps=functools.partial(_steps, learning, clock),
+      close=learning.finish,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(plans.Plan):
+  """A number of updates, with batches from a recording.
+
+  Attributes:
+    dataset: see `Config`.
+  """
+
+  dataset: str = ""
+
+  @property
+  def horizon(self) -> base.Horizon:
+    """Length of the run in updates."""
+    return base.Horizon(self.total_steps, self.total_steps, counts_updates=True)
+
+  def agent(
+    self,
+    config: base.Config,
+    spec: types.EnvironmentSpec,
+    axis_name: str | None = None,
+  ) -> base.Agent:
+    """Makes the agent; see `plans.Plan.agent`."""
+    demonstrations.check_agent(config.make(spec))
+    return super().agent(config, spec, axis_name)
+
+  def source(
+    self,
+    agent: base.Agent,
+    cores: Sequence[jax.Device],
+    rng_key: jax.Array,
+    acted: counters.ActingCounts | None = None,
+    spec: types.EnvironmentSpec | None = None,
+  ) -> experience.Experience:
+    """Reads the recording; see `plans.Plan.source`.
+
+    Raises:
+      types.ConfigError: see `demonstrations.unroll_of`.
+    """
+    if not self.dataset:
+      raise types.ConfigError(
+        "expected a dataset to learn from, found none; add --dataset with the"
+        " directory of a recording, see `seedx record`"
+      )
+    assert spec is not None and agent.needs.window is not None
+    assert self.replay is not None
+    share = demonstrations.unroll_of(self.dataset, agent, spec)
+    batch_size = self.replay.divided(self.processes).replay_batch_size
+    core_replay = replay_source.CoreReplay(
+      replay_lib.Uniform(1, agent.needs.window, None, 0),
+      agent.needs,
+      batch_size // len(cores),
+      self.horizon.updates,
+    )
+    return fixed.FixedSource(core_replay, share, cores, rng_key)
+
+
+def _steps(
+  learning: learner_lib.Learner, clock: clocks.Clock
+) -> Iterator[None]:
+  """Trains; yields after each update."""
+  while not clock.is_over:
+    learning.learn_from(())
+    yield
