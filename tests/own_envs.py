@@ -300,6 +300,22 @@ class Continuous(gymnasium.Env):
     return action, 0.0, False, False, {}
 
 
+class Aim(gymnasium.Env):
+  """Pays 1 less the squared distance of the only action from what it shows."""
+
+  observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+  action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+  def reset(self, *, seed=None, options=None):
+    super().reset(seed=seed)
+    self.target = self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32)
+    return self.target, {}
+
+  def step(self, action):
+    reward = 1.0 - float((action[0] - self.target[0]) ** 2) / 4
+    return self.target, reward, True, False, {}
+
+
 class Acting(gymnasium.Env):
   """Has the given spaces; observes samples, or always `shows`."""
 

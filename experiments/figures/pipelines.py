@@ -207,6 +207,36 @@ _OFFLINE = Figure(
   ],
 )
 
+_QT_OPT = Figure(
+  "2018 · QT-Opt (Kalashnikov et al.)",
+  "Actors send unrolls to the learner's log. Labellers compute targets of its"
+  " windows with lagged parameters. The learner learns from the train buffer.",
+  [
+    _box("process", 30, 80, 104, 156, "actors", copies=3),
+    _box("env", 42, 92, 80, 40, "envs"),
+    _box("act", 42, 148, 80, 40, "act"),
+    _data("70 132 V148"),
+    _data("94 148 V132"),
+    _box("process", 208, 80, 236, 222, "learner process"),
+    _box("replay", 222, 92, 80, 56, "log"),
+    _box("learn", 222, 206, 84, 44, "learn"),
+    _box("buffer", 350, 200, 80, 56, "train\nbuffer"),
+    _box("process", 486, 80, 104, 156, "labellers", copies=3),
+    _box("learn", 498, 98, 80, 44, "label"),
+    _data("134 120 H222"),
+    _text("unrolls", 171, 112),
+    _data("302 112 H498"),
+    _text("windows", 372, 104),
+    _data("548 142 V196 H462 V228 H430"),
+    _text("targets", 436, 276, "end"),
+    _data("350 228 H306"),
+    _copy("222 216 H160 V168 H122"),
+    _text("parameters", 158, 262, "middle"),
+    _copy("264 206 V178 H516 V142"),
+    _text("lagged parameters", 372, 172),
+  ],
+)
+
 _ANAKIN = Figure(
   "2021 · Podracer (Hessel et al.)",
   "On each device, one compiled program steps environments, acts, and learns."
@@ -353,6 +383,7 @@ PIPELINES = {
   "gorila": _GORILA,
   "anakin": _ANAKIN,
   "offline": _OFFLINE,
+  "qt_opt": _QT_OPT,
 }
 
 _LEGEND = [

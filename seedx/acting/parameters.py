@@ -27,11 +27,13 @@ class Source:
     self._copying = threading.Lock()
     self._copy: unroll_messages.Snapshot | None = None
 
-  def bind(self, server: serving.Server) -> None:
-    """Binds the method `unroll_messages.PARAMETERS`."""
+  def bind(
+    self, server: serving.Server, method: str = unroll_messages.PARAMETERS
+  ) -> None:
+    """Binds a method that clients fetch from."""
     acting, _ = self._newest()
     server.bind(
-      unroll_messages.PARAMETERS,
+      method,
       self._versioned,
       inputs=wire.NOTHING,
       outputs=unroll_messages.parameters_layout(acting),
@@ -55,7 +57,11 @@ class Copy:
   """
 
   def __init__(
-    self, client: wire.Client, form: types.Tree, device: jax.Device
+    self,
+    client: wire.Client,
+    form: types.Tree,
+    device: jax.Device,
+    method: str = unroll_messages.PARAMETERS,
   ) -> None:
     """Opens a stream, on which `newest` fetches.
 
@@ -63,6 +69,7 @@ class Copy:
       client: client of the source's server.
       form: nest with the shapes and dtypes of the acting parameters.
       device: device that holds the copy.
+      method: method that the source has bound.
 
     Raises:
       wire.WireError: the server's parameters have another layout, it refuses
@@ -73,7 +80,7 @@ class Copy:
     self._held: unroll_messages.Snapshot | None = None
     # The end of a stream shows whether the server is done or has died.
     self._exchange = client.exchange(
-      unroll_messages.PARAMETERS,
+      method,
       inputs=wire.NOTHING,
       outputs=unroll_messages.parameters_layout(form),
     )

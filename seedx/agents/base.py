@@ -238,6 +238,12 @@ class Agent:
       `[L, S, ...]`, the initial priority of each window, computed from
       `unroll.extras` with the acting parameters as target parameters. None for
       an agent without priorities.
+    targets: `(state) -> Targets`, the part of the state that `label` needs;
+      None for an agent without `label`.
+    label: `(Targets, rng_key, Sample) -> [L, B]` float32, targets of Q-values
+      at the steps of windows, which other processes compute and which learning
+      finds as `unroll.extras`; without them, it computes its own. None if
+      unsupported.
   """
 
   init: Callable[[jax.Array], AgentState]
@@ -257,6 +263,20 @@ class Agent:
   without_search: Step | None = None
   start: Callable[[types.Tree, int], AgentState] | None = None
   priorities: Callable[[types.Tree, types.Unroll], jax.Array] | None = None
+  targets: "Callable[[AgentState], Targets] | None" = None
+  label: "Callable[[Targets, jax.Array, types.Sample], jax.Array] | None" = None
+
+
+class Targets(NamedTuple):
+  """The part of an agent's state that its `label` needs.
+
+  Attributes:
+    version: `[]` int32, number of updates behind the oldest of the parameters.
+    values: nest of the parameters, and whatever else is needed.
+  """
+
+  version: jax.Array
+  values: types.Tree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,6 +40,8 @@ class Config(replay_windows.Config):
       policy.init,
       horizon,
       axis_name,
+      initial_targets=lambda params: (),
+      update_targets=lambda state: state,
       acting=lambda state: models.Variables(state.params, state.statistics),
       initial_core_state=policy.initial_core_state,
       step=policy.step,
@@ -47,15 +49,18 @@ class Config(replay_windows.Config):
     )
 
 
+# A `replay_windows.LossShare`.
 def _loss_share(
   policy: policy_model.Policy,
   windows: replay_windows.Windows,
   axis_name: str | None,
   state: base.AgentState,
+  rng_key: jax.Array,
   batch: types.Sample,
   params: types.Tree,
 ) -> tuple[jax.Array, tuple[dict[str, jax.Array], None]]:
   """Returns this core's share of the mean of -log pi(a | s), and metrics."""
+  del rng_key
   variables = models.Variables(params, state.statistics)
   inputs, core_state = windows.warmed_up(
     policy.model, variables, batch.unroll.inputs, ()

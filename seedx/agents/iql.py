@@ -74,7 +74,10 @@ class Config(replay_windows.Config):
       parts.init,
       horizon,
       axis_name,
-      target_groups=[_CRITIC],
+      initial_targets=lambda params: {_CRITIC: params[_CRITIC]},
+      update_targets=functools.partial(
+        replay_windows.update_targets, self, groups=[_CRITIC]
+      ),
       acting=lambda state: models.Variables(
         state.params[_POLICY], state.statistics
       ),
@@ -133,9 +136,14 @@ class _Networks:
     return variables._replace(params=params)
 
   def loss_share(
-    self, state: base.AgentState, batch: types.Sample, params: types.Tree
+    self,
+    state: base.AgentState,
+    rng_key: jax.Array,
+    batch: types.Sample,
+    params: types.Tree,
   ) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
     """Returns this core's share of the sum of all losses, and metrics."""
+    del rng_key
     costs, unroll = state.hyperparameters, batch.unroll
     policy = models.Variables(params[_POLICY], state.statistics)
     inputs, core_state = self.windows.warmed_up(

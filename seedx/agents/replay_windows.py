@@ -256,7 +256,11 @@ class LossShare(Protocol):
   """The loss of an agent that is made by `make`."""
 
   def __call__(
-    self, state: base.AgentState, batch: types.Sample, params: types.Tree
+    self,
+    state: base.AgentState,
+    rng_key: jax.Array,
+    batch: types.Sample,
+    params: types.Tree,
   ) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
     """Returns this core's share of the loss, and of the metrics; priorities.
 
@@ -273,7 +277,8 @@ def make(
   horizon: base.Horizon | None,
   axis_name: str | None,
   *,
-  target_groups: Sequence[str] = (),
+  initial_targets: Callable[[types.Tree], types.Tree],
+  update_targets: Callable[[base.AgentState], base.AgentState],
   **functions: Any,
 ) -> base.Agent:
   """Makes an agent from its loss; see also `base.Config.make`.
@@ -285,26 +290,21 @@ def make(
     init: returns initial variables.
     horizon: see `base.Config.make`.
     axis_name: see `base.Config.make`.
-    target_groups: groups of the parameters with target parameters.
+    initial_targets: maps parameters to the initial target parameters.
+    update_targets: updates the target parameters after each update.
     **functions: other functions of the agent, see `base.Agent`.
   """
   windows, spec = config.windows, model.spec
   if horizon is not None:
     horizon = horizon.with_windows(windows.needs.learned_steps)
   optimizer = optimizers.Optimizer.make(config, horizon)
-  first, start = models.beginnings(
-    config,
-    optimizer,
-    init,
-    lambda params: {key: params[key] for key in target_groups},
-  )
+  first, start = models.beginnings(config, optimizer, init, initial_targets)
 
   def gradients(
     state: base.AgentState, rng_key: jax.Array, batch: types.Tree
   ) -> tuple[base.Gradients, types.LossOutput]:
-    del rng_key  # The loss is deterministic.
     batch = windows.sample(batch)
-    share = functools.partial(loss_share, state, batch)
+    share = functools.partial(loss_share, state, rng_key, batch)
     grads, (metrics, priorities) = jax.grad(share, has_aux=True)(state.params)
     grads, metrics = losses.sum_over_cores((grads, metrics), axis_name)
     weight = metrics.pop("weight")
@@ -318,7 +318,7 @@ def make(
   ) -> base.AgentState:
     state = optimizer.descend(state, gradients.params)
     state = models.count_batch(state, gradients.moments)
-    return update_targets(config, state, target_groups)
+    return update_targets(state)
 
   return base.Agent(
     init=first,

@@ -8,7 +8,7 @@ import jax
 
 from seedx import sharding, types
 from seedx.agents import base
-from seedx.learning import learner, multihost, plans
+from seedx.learning import experience, learner, multihost, plans
 from seedx.runtime import counters, process
 
 
@@ -38,6 +38,7 @@ def of(
   context: process.Context,
   acted: counters.ActingCounts,
   acting_on: Sequence[jax.Device] = (),
+  wrap: Callable[[experience.Experience], experience.Experience] | None = None,
 ) -> learner.Learner:
   """Makes the learner of this process.
 
@@ -47,6 +48,7 @@ def of(
     context: context of the process.
     acted: counts of all hosts' env steps.
     acting_on: devices that act, see `learner.Learner`.
+    wrap: makes the learner's source of batches from the plan's.
 
   Raises:
     types.ConfigError: a device does not exist, or the agent does not fit the
@@ -55,6 +57,8 @@ def of(
   agent = config.plan.agent(config.agent, spec, sharding.CORES)
   cores, keys = config.learner.cores(), context.keys(config.seed)
   source = config.plan.source(agent, cores, keys.replay, acted, spec)
+  if wrap is not None:
+    source = wrap(source)
   kind: Callable[..., learner.Learner] = learner.Learner
   if context.hosts.count > 1:
     kind = functools.partial(multihost.MultihostLearner, hosts=context.hosts)

@@ -22,8 +22,8 @@ from seedx import envs, types
 from seedx.acting import local_actor, protocol, unroll_actor, unroll_server
 from seedx.agents import models
 from seedx.launch import topology
+from seedx.learning import experience, learners, plans
 from seedx.learning import learner as learner_lib
-from seedx.learning import learners, plans
 from seedx.runtime import process
 
 
@@ -57,6 +57,13 @@ class Config(process.ServerConfig):
       num_envs=self.actors.num_envs,
     )
 
+  def source(
+    self, experience: experience.Experience, context: process.Context
+  ) -> experience.Experience:
+    """Returns the learner's source of batches, from that of the plan."""
+    del context
+    return experience
+
   def nodes(self) -> list[topology.Node]:
     """Returns the actors, on any machines that can connect to the learner."""
     work = unroll_actor.Work(
@@ -79,7 +86,9 @@ class Config(process.ServerConfig):
     spec = envs.spec(self.env)
     acted = context.acted(spec, self.total_steps)
     seeds = context.seeds(self.seed)
-    learning = learners.of(self, spec, context, acted)
+    learning = learners.of(
+      self, spec, context, acted, wrap=lambda x: self.source(x, context)
+    )
     service = unroll_server.UnrollServer(
       local_actor.Programs.of(
         learning.agent,

@@ -12,7 +12,8 @@ https://arxiv.org/abs/2005.01643.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 
@@ -48,41 +49,11 @@ class Config(process.Config):
   @property
   def plan(self) -> "Plan":
     """The run's number of updates, and its recording."""
-    replay = replay_lib.Config(
-      replay_batch_size=self.replay.replay_batch_size, replay_min_steps=1
-    )
-    return Plan(
-      self.total_steps,
-      batch_steps=1,
-      replay=replay,
-      parts=self.learner.parts,
-      processes=self.learner.hosts,
-      dataset=self.dataset,
-    )
+    return plan_of(self.total_steps, self.dataset, self)
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the only process: it draws batches and makes updates."""
-    spec = envs.spec(self.env)
-    acted = context.acted(spec, self.total_steps)
-    learning = learners.of(self, spec, context, acted)
-    data = learning.source
-    assert isinstance(data, fixed.FixedSource)
-    clock = clocks.Clock(
-      "learner_steps",
-      now=lambda: learning.version,
-      total=self.total_steps,
-      of=lambda saved: int(saved["learner"]["steps"]),
-    )
-    return process.Process(
-      acted=acted,
-      parts={"agent": learning, "acted": acted, "data": data},
-      begin=learning.begin,
-      policy=learning.policy,
-      measures=[acted, learning],
-      own_clock=clock,
-      steps=functools.partial(_steps, learning, clock),
-      close=learning.finish,
-    )
+    return process_of(self, context)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,10 +112,63 @@ class Plan(plans.Plan):
     return fixed.FixedSource(core_replay, share, cores, rng_key)
 
 
+def plan_of(total_steps: int, dataset: str, config: Any) -> Plan:
+  """Returns the plan for a `config` with a `learner` and a `replay`."""
+  batch_size = config.replay.replay_batch_size
+  return Plan(
+    total_steps,
+    batch_steps=1,
+    replay=replay_lib.Config(replay_min_steps=1, replay_batch_size=batch_size),
+    parts=config.learner.parts,
+    processes=config.learner.hosts,
+    dataset=dataset,
+  )
+
+
+def process_of(
+  config: "Config | Any",
+  context: process.Context,
+  wrap: Callable[[experience.Experience], experience.Experience] = lambda x: x,
+) -> process.Process:
+  """Returns a process that learns from a recording.
+
+  Args:
+    config: config of a pipeline whose plan is a `Plan`.
+    context: context of the process.
+    wrap: makes the learner's source of batches from the recording's.
+  """
+  spec = envs.spec(config.env)
+  acted = context.acted(spec, config.total_steps)
+  data: dict[str, Any] = {}
+
+  def source(recorded: experience.Experience) -> experience.Experience:
+    data["data"] = recorded
+    return wrap(recorded)
+
+  learning = learners.of(config, spec, context, acted, wrap=source)
+  clock = clocks.Clock(
+    "learner_steps",
+    now=lambda: learning.version,
+    total=config.total_steps,
+    of=lambda saved: int(saved["learner"]["steps"]),
+  )
+  return process.Process(
+    acted=acted,
+    parts={"agent": learning, "acted": acted, **data},
+    begin=learning.begin,
+    policy=learning.policy,
+    measures=[acted, learning],
+    own_clock=clock,
+    steps=functools.partial(_steps, learning, clock, context),
+    close=learning.finish,
+  )
+
+
 def _steps(
-  learning: learner_lib.Learner, clock: clocks.Clock
+  learning: learner_lib.Learner, clock: clocks.Clock, context: process.Context
 ) -> Iterator[None]:
   """Trains; yields after each update."""
-  while not clock.is_over:
+  learning.source.example(())  # It may allocate.
+  while not (clock.is_over or context.stop.is_set()):
     learning.learn_from(())
     yield

@@ -28,6 +28,7 @@ from seedx.agents import (
   iql,
   policy_model,
   ppo,
+  qt_opt,
   r2d2,
   rainbow,
   sac,
@@ -219,6 +220,12 @@ ALGORITHMS = {
   ),
   "sac": Algorithm(functools.partial(sac.Config, **SMOOTH), samples),
   "iql": Algorithm(functools.partial(iql.Config, **SMOOTH), samples),
+  "qt_opt": Algorithm(
+    functools.partial(
+      qt_opt.Config, value_min=-50.0, value_max=50.0, cem_samples=16, **SMOOTH
+    ),
+    samples,
+  ),
   "cloning": Algorithm(functools.partial(cloning.Config, **SMOOTH), samples),
   "alphazero": Algorithm(
     functools.partial(
@@ -325,6 +332,8 @@ SLOW = [
   ("sac", "continuous_normalized"),
   ("sac", "integer"),
   ("iql", "image"),
+  ("qt_opt", "continuous"),
+  ("qt_opt", "continuous_normalized"),
   ("cloning", "normalized_masked"),
   ("cloning", "several_choices"),
   ("a2c", "vector"),

@@ -16,7 +16,13 @@ import numpy as np
 import tree
 
 from seedx import envs, types, wire
-from seedx.acting import local_actor, protocol, unroll_messages, unroll_store
+from seedx.acting import (
+  labels,
+  local_actor,
+  protocol,
+  unroll_messages,
+  unroll_store,
+)
 from seedx.launch import joining
 from seedx.pipelines import gorila, impala, seed
 from seedx.pipelines.gorila import parameter_server, reports, worker
@@ -262,9 +268,20 @@ def _of_unrolls(config: impala.Config) -> list[Method]:
   layout = unroll_store.Layout.of(agent, config.learner.unroll_length, rows)
   programs = local_actor.Programs(agent, envs.spec(config.env), layout)
   inputs = unroll_messages.experience_layout(programs.share(), rows)
-  return [
+  methods = [
     Method(unroll_messages.EXPERIENCE, inputs, {"num_envs": rows}),
     Method(unroll_messages.PARAMETERS, wire.NOTHING),
+  ]
+  if agent.label is None:
+    return methods
+  size = config.plan.replay.replay_batch_size
+  zeros = np.zeros((agent.needs.window, size), np.float32)
+  request = labels.Labels(np.int32(-1), zeros)
+  layout = wire.Layout.of(wire.once(request), 1)
+  return [
+    *methods,
+    Method(labels.LABELS, layout),
+    Method(labels.TARGETS, wire.NOTHING),
   ]
 
 

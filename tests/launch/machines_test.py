@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from experiments import gorila_dqn, seed_vtrace
+from experiments import gorila_dqn, qt_opt, seed_vtrace
 from seedx import join, metrics, wire
 from seedx.app import certificates
 from tests import programs, running
@@ -30,6 +30,11 @@ RUNS = {
     f"{SMALL} --num-workers 1 --envs-per-worker 4 --replay-min-steps 100"
     " --replay-batch-size 16 --num-servers 1",
     ["server", "worker"],
+  ),
+  qt_opt: (
+    "--total-steps 4000 --hidden-sizes 8 --envs-per-actor 4 --batch-size 4"
+    " --replay-min-steps 100 --replay-ratio 4 --num-labellers 1",
+    ["actor", "labeller"],
   ),
 }
 
@@ -94,6 +99,7 @@ def attack(address, methods, files, tmp_path):
   [
     pytest.param(seed_vtrace, marks=pytest.mark.slow),
     pytest.param(gorila_dqn, marks=pytest.mark.long),
+    pytest.param(qt_opt, marks=pytest.mark.slow),
   ],
 )
 def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
@@ -123,7 +129,9 @@ def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
       )
       running.wait_until(lambda: listens(server_address))
       errors |= attack(server_address, peers.shards(config)[0], files, tmp_path)
-    start(join, address, "--role", roles[-1], *secured)
+    for role in roles:
+      if role != "server":
+        start(join, address, "--role", role, *secured)
     errors |= attack(address, peers.methods(config), files, tmp_path)
     for process, log in started:
       assert process.wait(600) == 0, pathlib.Path(log.name).read_text()

@@ -14,6 +14,7 @@ from seedx.agents import (
   ddpg,
   dqn,
   iql,
+  qt_opt,
   r2d2,
   rainbow,
   sac,
@@ -67,6 +68,7 @@ OF_EXPERIMENTS = {
   # target periods are those of the measurements in docs/results.md.
   ("apex_dqn", ""): {"dueling", "epsilon_ladder", "target_period"},
   ("gorila_dqn", ""): {"target_period"},
+  ("qt_opt", ""): {"value_min", "value_max"},  # Pendulum's.
   **{pair: OF_TD3 for pair in (("td3", ""), ("offline", "td3"))},
   ("anakin_sac", "td3"): OF_TD3,
   # The settings of Ape-X DPG in Horgan et al. 2018, appendix D.
@@ -104,7 +106,7 @@ PAIRS = [
 def envs_of(name, agent=""):
   """Returns environments of all kinds that an experiment can train in."""
   agent = experiments.load(name).with_agent(agent).agent
-  if isinstance(agent, critics.Config | iql.Config):
+  if isinstance(agent, critics.Config | iql.Config | qt_opt.Config):
     return CONTINUOUS
   return GAMES if isinstance(agent, alphazero.Config) else ENVS
 
