@@ -37,6 +37,7 @@ NAMES = (
   "not_learning",
   "many_seeds",
   "self_play",
+  "recordings",
 )
 # Further packages that a notebook's first cell installs with seedx.
 _ALSO: Mapping[str, str] = {"self_play": " mctx"}

@@ -363,6 +363,20 @@ def test_a_row_ends_with_what_the_line_shows(changes, end):
   assert len(header) <= 80
 
 
+def test_a_row_without_env_steps_has_updates_and_the_evaluation():
+  sink, stream, clock = console(2_000)
+  line = {"learner_steps": 400, "wall_seconds": 1.0, "policy_lag": 0.0}
+  sink.write(line | {"replay_size": 70, "policy_lag": None})
+  clock.sleep(10.0)
+  changes = {"learner_steps": 1_000, "wall_seconds": 3.0}
+  sink.write(line | changes | {"evaluation_return": 21.5, "env_steps": 0})
+  sink.close()
+  header, first, row = rows(stream)
+  assert header[:3] == ["updates", "done", "updates/s"]
+  assert " ".join(first).endswith("compiling 0s")
+  assert row[:5] == ["1k/2k", "50%", "300", "21.5", "0.0"]
+
+
 def test_row_of_an_empty_line_has_dashes():
   sink, stream, _ = console()
   sink.write({"env_steps": 0, "episode_return": None})

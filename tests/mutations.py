@@ -47,6 +47,39 @@ recorded-discounts-unchecked recordings/storage.py recordings/storage
 recorded-seeds-again app/record.py app/record
 - max(options.seed, writer.next_seed)
 + options.seed
+another-recording-at-resume learning/fixed.py pipelines/offline
+- int(saved["crc32"]) != self._checksum
++ False
+offline-batches-again learning/fixed.py pipelines/offline
+- self._num_drawn = updates
++ self._num_drawn = 0
+recorded-code-without-trust app/runs/foreign_code.py pipelines/offline
+- if code and not trust:
++ if False:
+expectile-of-the-other-side losses/implicit_q.py losses/every_loss
+- error < 0, 1.0 - expectile, expectile
++ error < 0, expectile, 1.0 - expectile
+advantages-from-learned-critics agents/iql.py agents/agents
+- criticized(state.target_params[_CRITIC])
++ criticized(params[_CRITIC])
+fewer-elites agents/cem.py agents/qt_opt
+- actions = best.mean(axis=0) + best.std
++ actions = actions.mean(axis=0) + best.std
+larger-lagged-value agents/qt_opt.py agents/qt_opt
+- jnp.minimum(
++ jnp.maximum(
+the-newest-copy-at-once agents/qt_opt.py agents/qt_opt
+- (lagged.copy, lagged.second), (first
++ (first, lagged.second), (first
+lost-windows-of-a-labeller acting/labels.py acting/labels
+- self._server._give_back(self._held)
++ pass
+labels-of-the-future acting/labels.py acting/labels
+- request.version, 0, server._version()
++ request.version, 0, 2**30
+train-buffer-grows learning/labelled.py learning/labelled
+- index = self._sizes[core] % self._capacity
++ index = self._sizes[core]
 vtrace-thresholds-swapped losses/vtrace.py losses/vtrace
 - clip_rho_threshold=clip_rho_threshold,
 -     clip_pg_rho_threshold=clip_pg_rho_threshold,

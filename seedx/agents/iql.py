@@ -10,6 +10,7 @@ Q-Learning", https://arxiv.org/abs/2110.06169.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Literal, Self
 
 import dm_env.specs
@@ -168,25 +169,17 @@ class _Networks:
     q_values = criticized(params[_CRITIC])
     target = jax.lax.stop_gradient(criticized(state.target_params[_CRITIC]))
     advantage = jnp.min(target, axis=-1) - values[:-1]
-    per_stream = functools.partial(jax.vmap, in_axes=1, out_axes=1)
-    critic = per_stream(
-      functools.partial(losses.clipped_double_q_learning, n=self.windows.n_step)
+    critic, value, imitation = jax.vmap(
+      functools.partial(self._losses, costs), in_axes=1, out_axes=1
     )(
       q_values,
-      values[..., None],
+      target,
+      values,
+      log_prob,
       steps.step_type,
       steps.reward,
       steps.discount,
     )
-    value = per_stream(
-      functools.partial(losses.expectile_value, expectile=costs["expectile"])
-    )(values[:-1], target, steps.step_type)
-    imitation = per_stream(
-      functools.partial(
-        losses.advantage_weighted_policy,
-        inverse_temperature=costs["inverse_temperature"],
-      )
-    )(log_prob, advantage, steps.step_type)
     learned = self.windows.learned(
       {
         "critic": critic,
@@ -212,3 +205,30 @@ class _Networks:
       for name, x in learned.items()
     }
     return measured["loss"], (measured, priorities)
+
+  def _losses(
+    self,
+    costs: Mapping[str, jax.Array],
+    q_values: jax.Array,
+    target: jax.Array,
+    values: jax.Array,
+    log_prob: jax.Array,
+    *stream: jax.Array,
+  ) -> tuple[losses.QLearningLoss, losses.ActorLoss, losses.ActorLoss]:
+    """Returns the losses of critics, state value and policy, of one stream."""
+    step_type = stream[0]
+    advantage = jnp.min(target, axis=-1) - values[:-1]
+    return (
+      losses.clipped_double_q_learning(
+        q_values, values[:, None], *stream, n=self.windows.n_step
+      ),
+      losses.expectile_value(
+        values[:-1], target, step_type, expectile=costs["expectile"]
+      ),
+      losses.advantage_weighted_policy(
+        log_prob,
+        advantage,
+        step_type,
+        inverse_temperature=costs["inverse_temperature"],
+      ),
+    )

@@ -58,6 +58,7 @@ def draw_curves(
   seeds: Mapping[str, int],
   name: str,
   empty: str,
+  unit: str = "env steps",
 ) -> None:
   """Draws the interquartile mean and interval of each group of curves.
 
@@ -67,6 +68,7 @@ def draw_curves(
     path: image file; its suffix sets the format.
     seeds: number of runs of each label, including those without a curve.
     name: name of the vertical axis.
+    unit: unit of the runs' clocks.
     empty: text in a panel without a curve.
 
   Raises:
@@ -83,7 +85,7 @@ def draw_curves(
       row[0].set_ylabel(name)
       for axes, (key, curves) in zip(row, by_x.items(), strict=True):
         plotted |= curves.keys()
-        _draw_panel(axes, key, curves, styles, empty)
+        _draw_panel(axes, key, curves, styles, empty, unit)
     handles = []
     for label, num_seeds in seeds.items():
       text = (
@@ -165,9 +167,10 @@ def _draw_panel(
   curves: Mapping[str, Sequence[np.ndarray]],
   styles: Mapping[str, Mapping[str, Any]],
   empty: str,
+  unit: str,
 ) -> None:
   if not curves:
-    axes.set_xlabel("wall time" if key == "wall_seconds" else "env steps")
+    axes.set_xlabel("wall time" if key == "wall_seconds" else unit)
     axes.set(xticks=[], yticks=[])
     axes.text(
       x=0.5,
@@ -181,7 +184,7 @@ def _draw_panel(
     return
   ends = [_end(members, key) for members in curves.values()]
   logarithmic = max(ends) > 8 * min(ends) > 0
-  size, unit = 1, "env steps"
+  size = 1
   if key == "wall_seconds":
     size, unit = _time_unit(min(ends) if logarithmic else max(ends))
     unit = f"wall time ({unit})"

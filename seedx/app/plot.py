@@ -98,7 +98,21 @@ def draw(
     for env, groups in panels.items()
   }
   name = metric.replace("_", " ")
-  drawing.draw_curves(rows, path, seeds, name=name, empty=_none(metric))
+  units = {
+    metrics.unit(lines[0])
+    for groups in panels.values()
+    for runs in groups.values()
+    for lines in runs
+    if len(lines)
+  }
+  drawing.draw_curves(
+    rows,
+    path,
+    seeds,
+    name=name,
+    empty=_none(metric),
+    unit=" or ".join(sorted(units)) or "env steps",
+  )
 
 
 def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:

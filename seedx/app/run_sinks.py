@@ -84,10 +84,11 @@ def draw(
   env: str, name: str, run_dir: pathlib.Path, config: evaluations.Config
 ) -> bool:
   """Draws the learning curve, or prints why it cannot and returns False."""
-  is_other = bool(config.evaluate_env_options)
-  metric = "evaluation_return" if is_other else "episode_return"
   try:
     lines = metrics.read_lines(run_dir / run_folders.METRICS)
+    is_offline = bool(lines) and metrics.unit(lines[0]) == "updates"
+    is_other = is_offline or bool(config.evaluate_env_options)
+    metric = "evaluation_return" if is_other else "episode_return"
     plot.draw({env: {name: [lines]}}, run_dir / run_folders.CURVE, metric)
   except (OSError, types.ConfigError) as error:
     signals.print_at_once(f"cannot draw learning_curve.png: {error}\n")

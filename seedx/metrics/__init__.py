@@ -7,7 +7,7 @@ they load tensorboardX and Rich.
 """
 
 from seedx.metrics.console import Console
-from seedx.metrics.lines import clock, is_number, read_lines
+from seedx.metrics.lines import clock, is_number, read_lines, unit
 from seedx.metrics.meters import (
   MICRO_BATCHES,
   OF_INFO,
@@ -54,4 +54,5 @@ __all__ = [
   "clock",
   "is_number",
   "read_lines",
+  "unit",
 ]

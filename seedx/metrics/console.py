@@ -18,9 +18,9 @@ _ROW = (
   " {left:>10}  {bottleneck}{info}"
 )
 _HEADER = {
-  "steps": "env steps",
+  "steps": "{unit}",
   "percent": "done",
-  "rate": "env steps/s",
+  "rate": "{unit}/s",
   "episode_return": "return",
   "policy_lag": "policy lag",
   "left": "time left",
@@ -119,7 +119,7 @@ class Console:
     waits = _number(line, meters.WAIT_ENVIRONMENTS) or 0.0
     if self._others_join and no_steps:
       reason = "waiting for others to join"
-    elif _number(line, "replay_size"):
+    elif _number(line, "replay_size") and lines.unit(line) == "env steps":
       reason = "filling the replay"
     else:  # The rate is not meaningful yet.
       reason, unknown = "compiling", unknown | {"rate": "-"}
@@ -148,11 +148,15 @@ class Console:
     if stalled_seconds >= _STALLED_SECONDS:
       label, bottleneck = "", f"no step for {_duration(stalled_seconds)}"
       left, evidence = "-", ""
+    score, shown_rate = "episode_return", _number(line, "steps_per_second")
+    if (unit := lines.unit(line)) == "updates":  # No environment acts.
+      score, shown_rate = "evaluation_return", rate
     return {
+      "unit": unit,
       "steps": f"{_short(steps)}/{_short(self._total_steps)}",
       "percent": f"{percent}%",
-      "rate": _short(_number(line, "steps_per_second")),
-      "episode_return": _short(_number(line, "episode_return"), decimals=1),
+      "rate": _short(shown_rate),
+      "episode_return": _short(_number(line, score), decimals=1),
       "policy_lag": _short(_number(line, "policy_lag"), decimals=1),
       "left": left,
       "label": label,
@@ -191,7 +195,8 @@ class _Table:
     if self._pending is None:
       return
     if self._num_rows % _ROWS_PER_HEADER == 0:
-      print(_ROW.format(**_HEADER), file=self._stream)
+      header = {k: x.format(**self._pending) for k, x in _HEADER.items()}
+      print(_ROW.format(**header), file=self._stream)
     self._num_rows += 1
     print(_ROW.format(**self._pending), file=self._stream, flush=True)
     self._pending = None

@@ -48,6 +48,11 @@ def clock(line: Mapping[str, Any]) -> str:
   return next(iter(line), "env_steps")
 
 
+def unit(line: Mapping[str, Any]) -> str:
+  """Returns the unit of a line's clock, "env steps" or "updates"."""
+  return "updates" if clock(line) == "learner_steps" else "env steps"
+
+
 def is_number(value: Any) -> bool:
   """Returns whether a value is a finite number, and not a bool."""
   is_real = isinstance(value, int | float) and not isinstance(value, bool)

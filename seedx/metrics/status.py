@@ -30,9 +30,9 @@ class Status:
       rich.progress_bar.ProgressBar(
         100, int(percent[:-1]), width=32, complete_style="cyan"
       ),
-      f"{percent}  {steps.replace('/', ' of ')} env steps",
+      f"{percent}  {steps.replace('/', ' of ')} {progress['unit']}",
     )
-    figures = "{rate} env steps/s  return {episode_return}{info}"
+    figures = "{rate} {unit}/s  return {episode_return}{info}"
     figures += "  policy lag {policy_lag}  {left} left"
     # A wrapped line would make the status jump in a narrow terminal.
     one_line: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}

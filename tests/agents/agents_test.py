@@ -528,6 +528,32 @@ def test_a_restored_state_learns_like_the_saved_one(case, tmp_path):
   assert_equal(case.learn(restored), case.learn(state))
 
 
+def test_value_and_policy_learn_from_the_lagged_critics_only():
+  case = case_of("iql", "continuous")
+  state = case.moved_state
+
+  def gradients(state):
+    result, _ = case.gradients(state, KEY, case.batch)
+    return jax.device_get(result.params)
+
+  def differ(nest, other):
+    pairs = zip(jax.tree.leaves(nest), jax.tree.leaves(other), strict=True)
+    return any(np.any(x != y) for x, y in pairs)
+
+  expected = gradients(state)
+  critic = jax.tree.map(lambda x: x + 0.1, state.params[iql._CRITIC])
+  learned = dataclasses.replace(
+    state, params=state.params | {iql._CRITIC: critic}
+  )
+  changed = gradients(learned)
+  assert differ(changed[iql._CRITIC], expected[iql._CRITIC])
+  assert not differ(changed[iql._POLICY], expected[iql._POLICY])
+  lagged = dataclasses.replace(state, target_params={iql._CRITIC: critic})
+  changed = gradients(lagged)
+  assert not differ(changed[iql._CRITIC], expected[iql._CRITIC])
+  assert differ(changed[iql._POLICY], expected[iql._POLICY])
+
+
 # A value other than the default for each setting that may change at run time.
 CHANGED = {
   "learning_rate": 5e-3,

@@ -270,6 +270,19 @@ def test_both_panels_have_the_mean_and_the_interval(tmp_path, drawn):
   assert against_steps.get_title(loc="left") == "CartPole-v1"
 
 
+def test_a_run_without_env_steps_is_drawn_against_updates(tmp_path, drawn):
+  lines = [
+    {"learner_steps": k, "wall_seconds": k, "evaluation_return": 2.0 * k}
+    for k in (1, 2)
+  ]
+  panels = {"CartPole-v1": {"offline": [lines]}}
+  plot.draw(panels, tmp_path / "a.png", "evaluation_return")
+  against_updates, _ = drawn[0].axes
+  assert against_updates.get_xlabel() == "updates"
+  (line,) = against_updates.lines
+  np.testing.assert_allclose(line.get_xydata()[-1], [2.0, 4.0])
+
+
 def test_a_single_run_has_no_band_and_may_have_a_single_point(tmp_path, drawn):
   plotted(tmp_path, [make_run(tmp_path / "a", (None, 7.0))])
   for axes in drawn[0].axes:

@@ -13,7 +13,7 @@ from experiments import iql as iql_experiment
 from experiments import offline as offline_experiment
 from seedx import app, checkpoint, envs, recordings, replay, types
 from seedx.agents import cloning, dqn, iql, ppo, r2d2
-from seedx.app import record
+from seedx.app import plot, record
 from seedx.app.runs import checkpointer, records
 from seedx.learning import learner
 from seedx.pipelines import offline
@@ -48,7 +48,9 @@ def arrays(run_dir):
   return {k: x for k, x in saved.items() if "wall_seconds" not in k}
 
 
-def test_the_clock_is_the_number_of_updates(data, tmp_path):
+def test_the_clock_is_the_number_of_updates(data, tmp_path, monkeypatch):
+  drawn = []
+  monkeypatch.setattr(plot, "draw", lambda *rest: drawn.append(rest[-1]))
   run = app.train(
     config_of(data),
     run_dir=str(tmp_path / "run"),
@@ -67,6 +69,7 @@ def test_the_clock_is_the_number_of_updates(data, tmp_path):
   lines = (run.run_dir / "evaluations.jsonl").read_text().splitlines()
   assert json.loads(lines[-1])["learner_steps"] == 30
   assert app.load(run.run_dir).env_steps == 30
+  assert drawn == ["evaluation_return"]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_the_environment_is_that_of_the_recording(tmp_path, capfd):
   run = ["--run-dir", str(tmp_path / "run")]
   words = ["--agent", "iql", "--dataset", data, *WORDS]
   assert programs.main(offline_experiment, [*words, *run]) == 0
-  assert "Pendulum-v1: 20 learner steps" in capfd.readouterr().out
+  assert "Pendulum-v1: 20 updates" in capfd.readouterr().out
   options = records.read(tmp_path / "run").options
   assert options["env"] == "Pendulum-v1" and options["dataset"] == data
   assert options["replay_batch_size"] == 256
@@ -266,3 +269,22 @@ def test_agents_learn_cartpole_from_recordings(tmp_path):
   for seed in range(2):
     config = dataclasses.replace(q_learner, seed=seed)
     assert evaluated(config, tmp_path / f"dqn{seed}") >= 400
+
+
+@pytest.mark.slow
+def test_iql_prefers_the_better_actions_of_random_ones(tmp_path):
+  """A clone of random actions takes their mean, with a return of 0.92."""
+  aim = envs.Config("tests.own_envs:Aim")
+  data = recorded(tmp_path / "data", aim.env, "random", 4_000)
+  for agent, low, high in (
+    (iql.Config(hidden_sizes=(64, 64), expectile=0.9), 0.97, 1.0),
+    (cloning.Config(), 0.9, 0.94),
+  ):
+    agent = dataclasses.replace(agent, learning_rate=1e-3)
+    if isinstance(agent, iql.Config):
+      agent = dataclasses.replace(agent, inverse_temperature=30.0)
+    config = offline.Config(
+      env=aim, agent=agent, dataset=data, total_steps=2_000
+    )
+    name = type(agent).__module__
+    assert low < evaluated(config, tmp_path / name, episodes=200) <= high

@@ -330,7 +330,7 @@ def _amount(run: training.Run) -> str:
   rate = (last[clock] - run.steps_before) / max(seconds, 1e-9)
   since = " since the resume" if run.steps_before else ""
   return (
-    f"{last[clock]:,} {clock.replace('_', ' ')} ({rate:,.0f} a second) in"
+    f"{last[clock]:,} {metrics.unit(last)} ({rate:,.0f} a second) in"
     f" {seconds:.0f} s{since}, of which JAX compiled for"
     f" {last['compile_seconds']:.0f} s"
   )
