@@ -166,6 +166,8 @@ class _Session(Generic[_W]):
     self.welcome: Mapping[str, Any] = {}
     self._server = server
     self._held: _W | None = None
+    # Keeps work from a labeller that leaves while it waits for work.
+    self._lock, self._has_left = threading.Lock(), False
 
   def __call__(self, request: Labels) -> types.Sample:
     """Takes the targets of the work before, and returns other work."""
@@ -177,15 +179,22 @@ class _Session(Generic[_W]):
       server._give(held, np.array(request.labels), version)
     elif version >= 0:
       raise wire.invalid("version -1 before the first windows", version)
-    self._held = server._take()
-    if self._held is None:
+    work = server._take()
+    with self._lock:
+      if work is not None and self._has_left:
+        server._give_back(work)
+        work = None
+      self._held = work
+    if work is None:
       raise wire.Refusal(wire.StatusCode.CANCELLED, "this run is over")
-    return server._sample(self._held)
+    return server._sample(work)
 
   def close(self) -> None:
     """Gives the work back for another labeller."""
-    if self._held is not None:
-      self._server._give_back(self._held)
+    with self._lock:
+      self._has_left = True
+      if self._held is not None:
+        self._server._give_back(self._held)
 
 
 def _layouts(

@@ -107,6 +107,21 @@ def test_the_work_of_a_labeller_that_leaves_is_given_to_another(tmp_path):
     np.testing.assert_array_equal(again.unroll.inputs.timestep.reward, reward)
 
 
+def test_work_for_a_labeller_that_has_left_is_given_to_another(tmp_path):
+  with Served(tmp_path) as served, wire.Client(served.address) as client:
+    waits = exchange(client)
+    waits.send(request(-1))
+    other = exchange(client)
+    # Both wait for work, and the first one leaves.
+    running.wait_until(lambda: served.work._waiting == 1)
+    waits.close()
+    other.send(request(-1))
+    running.wait_until(lambda: served.work._waiting == 2)
+    served.work.put(5)
+    assert other.receive().unroll.inputs.timestep.reward[0, 0] == 5
+    assert not served.given
+
+
 @pytest.mark.parametrize(
   ("second", "message"),
   [
