@@ -133,12 +133,13 @@ def test_work_for_a_labeller_that_has_left_is_given_to_another(tmp_path):
 def test_wrong_labels_are_refused(tmp_path, second, message):
   with Served(tmp_path) as served, wire.Client(served.address) as client:
     served.work.put(1)
+    served.work.put(2)
     stream = exchange(client)
     stream(request(-1))
     with pytest.raises(wire.WireError, match=message):
       stream(second)
     # The windows wait for another labeller.
-    running.wait_until(lambda: len(served.work) == 1)
+    running.wait_until(lambda: len(served.work) == 2)
     assert not served.given
 
 
