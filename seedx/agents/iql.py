@@ -171,15 +171,7 @@ class _Networks:
     advantage = jnp.min(target, axis=-1) - values[:-1]
     critic, value, imitation = jax.vmap(
       functools.partial(self._losses, costs), in_axes=1, out_axes=1
-    )(
-      q_values,
-      target,
-      values,
-      log_prob,
-      steps.step_type,
-      steps.reward,
-      steps.discount,
-    )
+    )(q_values, target, values, log_prob, *steps[1:-1])
     learned = self.windows.learned(
       {
         "critic": critic,
