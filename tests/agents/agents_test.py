@@ -314,7 +314,6 @@ FAST = [
   ("dqn", "dict"),
   ("r2d2", "vector"),
   ("sac", "continuous"),
-  ("iql", "continuous"),
   ("alphazero", "game"),
 ]
 # Other agents, and other pairs for which an agent has separate code.
@@ -331,6 +330,7 @@ SLOW = [
   ("d4pg", "continuous"),
   ("sac", "continuous_normalized"),
   ("sac", "integer"),
+  ("iql", "continuous"),
   ("iql", "image"),
   ("qt_opt", "continuous"),
   ("qt_opt", "continuous_normalized"),

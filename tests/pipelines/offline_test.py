@@ -161,6 +161,7 @@ def test_the_environment_is_that_of_the_recording(tmp_path, capfd):
   assert options["replay_batch_size"] == 256
 
 
+@pytest.mark.slow
 def test_a_run_continues_on_line_with_the_recording(tmp_path, capfd):
   data, run = str(tmp_path / "data"), str(tmp_path / "run")
   words = ["--env", "Pendulum-v1", "--episodes", "1", "--output", data]

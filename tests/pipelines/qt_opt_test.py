@@ -87,6 +87,7 @@ def test_the_learner_learns_from_stored_targets(tmp_path):
   assert last["wire_bytes"] > 1000
 
 
+@pytest.mark.slow
 def test_a_recording_is_the_log_without_actors(tmp_path):
   data = str(tmp_path / "data")
   words = ["--env", "Pendulum-v1", "--episodes", "2", "--output", data]
