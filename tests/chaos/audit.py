@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import types
-from seedx.agents import a2c, base, dqn, ppo, vtrace
+from seedx.agents import a2c, base, dqn, ppo, qt_opt, vtrace
 
 VIOLATION = "VIOLATION"
 AUDITED = "audited"
@@ -25,7 +25,7 @@ _PRINT_SECONDS = 2.0
 
 def of(config: base.Config) -> base.Config:
   """Returns the audited agent's config, with the values of `config`."""
-  for kind in (A2C, DQN, PPO, VTRACE):
+  for kind in (A2C, DQN, PPO, QTOPT, VTRACE):
     if type(config) is kind.__base__:
       values = {
         field.name: getattr(config, field.name)
@@ -68,12 +68,17 @@ def audited(agent: base.Agent) -> base.Agent:
     assert agent.priorities is not None
     return agent.priorities(acting, _batch_of(unroll))
 
+  def label(targets: Any, rng_key: Any, batch: Any) -> Any:
+    assert agent.label is not None
+    return agent.label(targets, rng_key, _batch_of(batch))
+
   return dataclasses.replace(
     agent,
     step=step,
     gradients=gradients,
     update=update,
     priorities=priorities if agent.priorities is not None else None,
+    label=label if agent.label is not None else None,
     greedy=None,
   )
 
@@ -182,4 +187,5 @@ def _kind(name: str, base_kind: Any) -> Any:
 A2C = _kind("A2C", a2c.Config)
 DQN = _kind("DQN", dqn.Config)
 PPO = _kind("PPO", ppo.Config)
+QTOPT = _kind("QTOPT", qt_opt.Config)
 VTRACE = _kind("VTRACE", vtrace.Config)

@@ -24,14 +24,21 @@ _HANG_SECONDS = 20.0
 class Environment(dm_env.Environment):
   """An environment with random observations, episode lengths and faults."""
 
-  def __init__(self, seed: int, mean_steps_to_fault: float = 0.0) -> None:
+  def __init__(
+    self,
+    seed: int,
+    mean_steps_to_fault: float = 0.0,
+    continuous: bool = False,
+  ) -> None:
     """Makes an environment.
 
     Args:
       seed: seed of the random numbers.
       mean_steps_to_fault: mean number of steps until the environment raises,
         returns NaN, ends its process or hangs; 0 for never.
+      continuous: whether actions are vectors of one number from 0 to 2.
     """
+    self._continuous = continuous
     self._rng = np.random.default_rng(seed)
     # Independent of the seed, so that origins differ even if seeds are equal.
     self._origin = 1 + int.from_bytes(os.urandom(4), "little") % (2**31 - 1)
@@ -55,7 +62,7 @@ class Environment(dm_env.Environment):
       return self._fail()
     self._left -= 1
     # Multiples of 0.5, whose sums are exact in float32.
-    reward = float(self._rng.integers(-2, 3)) + 0.5 * int(action)
+    reward = float(self._rng.integers(-2, 3)) + 0.5 * int(np.squeeze(action))
     if self._left:
       self._paid += reward
       return dm_env.transition(reward, self._observation())
@@ -69,7 +76,10 @@ class Environment(dm_env.Environment):
       "state": dm_env.specs.Array((4,), np.float32),
     }
 
-  def action_spec(self) -> dm_env.specs.DiscreteArray:
+  def action_spec(self) -> dm_env.specs.BoundedArray:
+    if self._continuous:
+      high = _ACTIONS - 1.0
+      return dm_env.specs.BoundedArray((1,), np.float32, 0.0, high)
     return dm_env.specs.DiscreteArray(_ACTIONS)
 
   def _observation(self) -> dict[str, np.ndarray]:
@@ -92,5 +102,7 @@ class Environment(dm_env.Environment):
     return dm_env.transition(np.nan, observation)
 
 
-def make(seed: int, mean_steps_to_fault: float = 0.0) -> Environment:
-  return Environment(seed, mean_steps_to_fault)
+def make(
+  seed: int, mean_steps_to_fault: float = 0.0, continuous: bool = False
+) -> Environment:
+  return Environment(seed, mean_steps_to_fault, continuous)

@@ -23,9 +23,11 @@ ENV = "tests.chaos.environment:make"
 
 def config(name: str) -> Any:
   original = experiments.load(name).config
+  options = {"continuous": True} if name == "qt_opt" else {}
+  env = dataclasses.replace(original.env, env=ENV, env_options=options)
   return dataclasses.replace(
     original,
-    env=dataclasses.replace(original.env, env=ENV),
+    env=env,
     agent=audit.of(original.agent),
   )
 
