@@ -264,20 +264,20 @@ class _QFunction:
       label = self.label(self.targets(state), rng_key, batch)
     label = jax.lax.stop_gradient(label[:-1])
     variables = models.Variables(params, state.statistics)
+    discount = state.hyperparameters["discount"]
+    steps = windows.steps(self.model, unroll, discount)
     now = jax.tree.map(lambda x: x[:-1], unroll.inputs)
-    action = self.space.normalized(unroll.action[:-1])
-    logits = self.logits(variables, now, action)
+    logits = self.logits(variables, now, self.space.normalized(steps.action))
     low, high = self.config.value_min, self.config.value_max
     share = jnp.clip((label - low) / (high - low), 0.0, 1.0)
-    weight = losses.weights(unroll.inputs.timestep.step_type)
+    weight = losses.weights(steps.step_type)
     value = self.value(logits)
     per_step = losses.QLearningLoss(
       weight * optax.sigmoid_binary_cross_entropy(logits, share),
       weight * jax.lax.stop_gradient(jnp.abs(label - value)),
       weight,
     )
-    learned = len(weight) - self.config.n_step + 1 if windows.replayed else None
-    value, per_step = jax.tree.map(lambda x: x[:learned], (value, per_step))
+    value, per_step = windows.learned((value, per_step), steps)
     measured, priorities = windows.shares(
       per_step.loss * batch.importance_weight,
       value,

@@ -42,13 +42,14 @@ class FixedSource(experience.Experience):
       content = np.ascontiguousarray(leaf).data
       self._checksum = zlib.crc32(content, self._checksum)
     self._draw = jax.jit(core_replay.draw)
+    init = jax.jit(core_replay.init)
     add = jax.jit(core_replay.add, donate_argnums=0)
     self._keys, self._states = [], []
     for i, core in enumerate(cores):
       key = jax.random.fold_in(rng_key, i)
       self._keys.append(jax.device_put(key, core))
       share = jax.device_put(share, core)
-      self._states.append(add(jax.jit(core_replay.init)(share), share))
+      self._states.append(add(init(share), share))
 
   def __call__(
     self, shares: Sequence[types.Share] = ()

@@ -9,7 +9,6 @@ import pytest
 from seedx import types
 from seedx.agents import base
 from seedx.learning import experience, labelled
-from tests import running
 
 CORES = jax.devices()[:2]
 LENGTH, SIZE = 2, 3
@@ -143,4 +142,4 @@ def test_a_resume_continues_the_draws():
   source.resume(12, 3.5)
   assert log.resumed == (12, 3.5)
   assert source.kept is log.kept is None
-  running.wait_until(lambda: source._drawn == 12)
+  assert source._drawn == 12
