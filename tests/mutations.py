@@ -30,8 +30,8 @@ priorities-of-the-other-replay replay/mixed.py replay/mixed
 - jnp.where(is_fixed, nowhere, new_windows.leaf)
 + jnp.where(is_fixed, new_windows.leaf, nowhere)
 demonstrations-are-kept replay/mixed.py replay/mixed
-- return state._replace(demonstrations=())
-+ return state
+- fixed._replace(ring=()) if _has_priorities(fixed) else ()
++ fixed
 actions-cross-demonstrations learning/demonstrations.py learning/demonstrations
 - np.where(first, np.zeros_like(before), before)
 + before

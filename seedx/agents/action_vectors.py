@@ -1,13 +1,14 @@
 """The actions of an environment as vectors, for actors and critics."""
 
 import dataclasses
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import types
+from seedx import networks, types
+from seedx.agents import models
 
 
 class Space(Protocol):
@@ -110,3 +111,30 @@ class Choices:
   def normalized(self, action: jax.Array) -> jax.Array:
     """See `Space`."""
     return jax.nn.one_hot(action, self.size)
+
+
+def critics(
+  spec: types.EnvironmentSpec, config: models.Config, space: Space, **head: Any
+) -> models.Model:
+  """Makes a model whose `networks.Critic` has the fields `head`.
+
+  Their hidden layers are in this head, which sees the action.
+  """
+  return models.Model.make(
+    spec,
+    dataclasses.replace(config, hidden_sizes=()),
+    networks.Critic(
+      config.hidden_sizes,
+      is_linear=isinstance(space, Choices),
+      activation=config.activation,
+      dtype=jnp.dtype(config.compute_dtype),
+      **head,
+    ),
+  )
+
+
+def init_critics(
+  model: models.Model, space: Space, rng_key: jax.Array
+) -> models.Variables:
+  """Returns the initial variables of `critics`."""
+  return model.init(rng_key, jnp.zeros((1, 1, space.size), jnp.float32))

@@ -209,25 +209,23 @@ class _Pair:
     atoms: Sequence[float],
     first_guides: bool,
   ) -> Self:
-    head = networks.Critic(
-      config.hidden_sizes,
-      config.num_critics,
-      parts=len(atoms),
-      is_linear=isinstance(space, action_vectors.Choices),
-      activation=config.activation,
-      dtype=jnp.dtype(config.compute_dtype),
-    )
-    # The critics' hidden layers are in their head, which sees the action.
-    features = dataclasses.replace(config, hidden_sizes=())
     # Slicing the outputs of all critics would not help: their gradients, which
     # are 0, would be computed. The first critic's parameters keep their names.
-    guide = head.clone(num_critics=1) if first_guides else head
+    critic, guide = (
+      action_vectors.critics(
+        spec, config, space, num_critics=number, parts=len(atoms)
+      )
+      for number in (
+        config.num_critics,
+        1 if first_guides else config.num_critics,
+      )
+    )
     return cls(
       actor=models.Model.make(
         spec, config, networks.ActorHead(policy.num_parameters)
       ),
-      critic=models.Model.make(spec, features, head),
-      guide=models.Model.make(spec, features, guide),
+      critic=critic,
+      guide=guide,
       policy=policy,
       space=space,
       windows=config.windows,
@@ -240,8 +238,7 @@ class _Pair:
   def init(self, rng_key: jax.Array) -> models.Variables:
     actor_key, critic_key = jax.random.split(rng_key)
     actor = self.actor.init(actor_key)
-    action = jnp.zeros((1, 1, self.space.size), jnp.float32)
-    critic = self.critic.init(critic_key, action)
+    critic = action_vectors.init_critics(self.critic, self.space, critic_key)
     params = {"actor": actor.params, "critic": critic.params}
     return actor._replace(params=params | self.policy.others())
 

@@ -111,18 +111,9 @@ class _Networks:
     # Policy and value share no layer.
     head = networks.PolicyValueHead(distribution.num_parameters)
     model = models.Model.make(spec, config, head, towers=2)
-    critic = networks.Critic(
-      config.hidden_sizes,
-      num_critics=2,
-      is_linear=isinstance(space, action_vectors.Choices),
-      activation=config.activation,
-      dtype=jnp.dtype(config.compute_dtype),
-    )
-    # The critics' hidden layers are in their head, which sees the action.
-    features = dataclasses.replace(config, hidden_sizes=())
     return cls(
       policy_model.Policy(model, distribution),
-      models.Model.make(spec, features, critic),
+      action_vectors.critics(spec, config, space, num_critics=2),
       space,
       config.windows,
       axis_name,
@@ -131,8 +122,7 @@ class _Networks:
   def init(self, rng_key: jax.Array) -> models.Variables:
     policy_key, critic_key = jax.random.split(rng_key)
     variables = self.policy.init(policy_key)
-    action = jnp.zeros((1, 1, self.space.size), jnp.float32)
-    critic = self.critic.init(critic_key, action)
+    critic = action_vectors.init_critics(self.critic, self.space, critic_key)
     params = {_POLICY: variables.params, _CRITIC: critic.params}
     return variables._replace(params=params)
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seedx import losses, networks, replay, types
+from seedx import losses, replay, types
 from seedx.agents import action_vectors, base, cem, models, replay_windows
 
 # The replay for training in one process.
@@ -147,19 +147,12 @@ class _QFunction:
   def make(
     cls, spec: types.EnvironmentSpec, config: Config, axis_name: str | None
   ) -> Self:
-    head = networks.Critic(
-      config.hidden_sizes,
-      activation=config.activation,
-      dtype=jnp.dtype(config.compute_dtype),
-    )
-    # The hidden layers are in the head, which sees the action.
-    features = dataclasses.replace(config, hidden_sizes=())
-    model = models.Model.make(spec, features, head)
-    return cls(model, action_vectors.Box.of(spec), config, axis_name)
+    space = action_vectors.Box.of(spec)
+    model = action_vectors.critics(spec, config, space)
+    return cls(model, space, config, axis_name)
 
   def init(self, rng_key: jax.Array) -> models.Variables:
-    action = jnp.zeros((1, 1, self.space.size), jnp.float32)
-    return self.model.init(rng_key, action)
+    return action_vectors.init_critics(self.model, self.space, rng_key)
 
   def logits(
     self, variables: models.Variables, inputs: types.Inputs, action: jax.Array

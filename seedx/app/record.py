@@ -166,11 +166,14 @@ def _of_function(options: Options) -> _Acting:
     envs.Config(options.env, options.env_options), options.trust
   )
   spec = envs.spec(env)
-  if options.policy == _RANDOM:
-    _check_bounds(spec)
-    given = None
-  else:
+  given, limits = None, (spec.action.minimum, spec.action.maximum)
+  if options.policy != _RANDOM:
     given = envs.load_function(options.policy, "a policy")
+  elif not all(np.isfinite(x).all() for x in limits):
+    raise types.ConfigError(
+      "expected actions with bounds for --policy random, found none; give your"
+      " own MODULE:FUNCTION"
+    )
 
   def steps(environment: envs.Environment, seed: int) -> Iterator[types.Rows]:
     policy = given or _uniform(spec, np.random.default_rng(seed))
@@ -183,15 +186,6 @@ def _of_function(options: Options) -> _Acting:
       environment.send(rows.index, np.asarray(action))
 
   return _Acting(env, spec, options.policy, steps)
-
-
-def _check_bounds(spec: types.EnvironmentSpec) -> None:
-  bounds = spec.action.minimum, spec.action.maximum
-  if not np.isfinite(bounds[0]).all() or not np.isfinite(bounds[1]).all():
-    raise types.ConfigError(
-      "expected actions with bounds for --policy random, found none; give your"
-      " own MODULE:FUNCTION"
-    )
 
 
 def _uniform(spec: types.EnvironmentSpec, rng: np.random.Generator) -> Policy:

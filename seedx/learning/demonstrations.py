@@ -1,7 +1,5 @@
 """Recordings as experience that an agent learns from."""
 
-from typing import Any
-
 import dm_env
 import jax
 import numpy as np
@@ -11,7 +9,7 @@ from seedx.agents import base
 from seedx.envs import spaces
 from seedx.runtime import memory
 
-# A recording is read, joined, and copied to a device.
+# Copies in memory: episodes as read, joined, and on a device.
 _COPIES = 3
 _FIRST = int(dm_env.StepType.FIRST)
 
@@ -44,10 +42,16 @@ def unroll_of(
       f"expected {where} to have {own} as {name}, like the environment, found"
       f" {other}"
     )
-  _check_memory(recording)
-  episodes = [
-    (*episode[:4], episode.step_type) for episode in recording.episodes()
-  ]
+  episodes, num_bytes, free = [], 0, memory.free_bytes_of_machine()
+  for episode in recording.episodes():
+    episodes.append((*episode[:4], episode.step_type))
+    num_bytes += sum(x.nbytes for x in jax.tree.leaves(episodes[-1]))
+    if free is not None and _COPIES * num_bytes > free:
+      raise types.ConfigError(
+        f"expected a recording that fits into memory, of which"
+        f" {free / 2**30:.2f} GiB are free, found that {where} needs more;"
+        " record fewer episodes"
+      )
   if not episodes:
     raise types.ConfigError(f"expected episodes in {where}, found none")
   observation, action, reward, discount, step_type = jax.tree.map(
@@ -84,15 +88,4 @@ def check_agent(agent: base.Agent) -> None:
     raise types.ConfigError(
       "expected an agent that can learn from the actions of others, such as"
       " DQN, R2D2 or SAC, found one that cannot"
-    )
-
-
-def _check_memory(recording: Any) -> None:
-  needed = _COPIES * recording.num_bytes()
-  free = memory.free_bytes_of_machine()
-  if free is not None and needed > free:
-    raise types.ConfigError(
-      "expected a recording that fits into memory, found"
-      f" {str(recording.folder)!r}, which needs {needed / 2**30:.2f} GiB of"
-      f" {free / 2**30:.2f} GiB that are free; record fewer episodes"
     )

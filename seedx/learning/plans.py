@@ -103,7 +103,7 @@ class Plan:
         replay is too small or the run too short to learn anything.
     """
     agent = config.make(spec, axis_name, self.horizon)
-    _check_kind(agent, self.replay)
+    self.check_kind(agent)
     self._check_minibatches(agent.needs)
     if self.replay is None or not self.replay.has_priorities:
       agent = base.without_priorities(agent)
@@ -198,6 +198,27 @@ class Plan:
       count_steps,
     )
 
+  def check_kind(self, agent: base.Agent) -> None:
+    """Raises types.ConfigError if the agent needs another kind of plan."""
+    config = self.replay
+    window = agent.needs.window
+    if window is not None and config is None:
+      raise types.ConfigError(
+        f"expected a replay, from which this agent samples windows of {window}"
+        " time steps, found none; set `replay`, or use a pipeline that has it:"
+        " sync, seed, apex or anakin"
+      )
+    if window is None and config is not None:
+      raise types.ConfigError(
+        "expected no replay, because this agent learns from each unroll once,"
+        f" found {config}"
+      )
+    if config and config.has_priorities and agent.priorities is None:
+      raise types.ConfigError(
+        "expected an agent whose actors can compute a window's priority, such"
+        " as DQN, found one that cannot; choose a uniform replay"
+      )
+
   def _check_minibatches(self, needs: base.Needs) -> None:
     size, unit = self.batch_steps // self.parts, "env steps"
     if needs.divides_unrolls:
@@ -223,23 +244,3 @@ class Plan:
         f"expected a replay_capacity of at least {self.batch_steps} env steps,"
         f" a batch of unrolls, found {replay.replay_capacity}"
       )
-
-
-def _check_kind(agent: base.Agent, config: replay_lib.Config | None) -> None:
-  window = agent.needs.window
-  if window is not None and config is None:
-    raise types.ConfigError(
-      f"expected a replay, from which this agent samples windows of {window}"
-      " time steps, found none; set `replay`, or use a pipeline that has it:"
-      " sync, seed, apex or anakin"
-    )
-  if window is None and config is not None:
-    raise types.ConfigError(
-      "expected no replay, because this agent learns from each unroll once,"
-      f" found {config}"
-    )
-  if config and config.has_priorities and agent.priorities is None:
-    raise types.ConfigError(
-      "expected an agent whose actors can compute a window's priority, such as"
-      " DQN, found one that cannot; choose a uniform replay"
-    )

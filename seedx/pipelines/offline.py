@@ -12,7 +12,7 @@ https://arxiv.org/abs/2005.01643.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -53,7 +53,12 @@ class Config(process.Config):
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the only process: it draws batches and makes updates."""
-    return process_of(self, context)
+    spec = envs.spec(self.env)
+    acted = context.acted(spec, self.total_steps)
+    learning = learners.of(self, spec, context, acted)
+    return process_of(
+      learning, learning.source, acted, self.total_steps, context
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +76,9 @@ class Plan(plans.Plan):
     """Length of the run in updates."""
     return base.Horizon(self.total_steps, self.total_steps, counts_updates=True)
 
-  def agent(
-    self,
-    config: base.Config,
-    spec: types.EnvironmentSpec,
-    axis_name: str | None = None,
-  ) -> base.Agent:
-    """Makes the agent; see `plans.Plan.agent`."""
-    demonstrations.check_agent(config.make(spec))
-    return super().agent(config, spec, axis_name)
+  def check_kind(self, agent: base.Agent) -> None:
+    """Raises types.ConfigError if the agent cannot learn from a recording."""
+    demonstrations.check_agent(agent)
 
   def source(
     self,
@@ -126,35 +125,30 @@ def plan_of(total_steps: int, dataset: str, config: Any) -> Plan:
 
 
 def process_of(
-  config: "Config | Any",
+  learning: learner_lib.Learner,
+  data: Any,
+  acted: counters.ActingCounts,
+  total_steps: int,
   context: process.Context,
-  wrap: Callable[[experience.Experience], experience.Experience] = lambda x: x,
 ) -> process.Process:
-  """Returns a process that learns from a recording.
+  """Returns a process whose clock is the number of updates.
 
   Args:
-    config: config of a pipeline whose plan is a `Plan`.
+    learning: the learner.
+    data: source of the batches, a `fixed.FixedSource`.
+    acted: counts of a run without env steps.
+    total_steps: number of updates of the run.
     context: context of the process.
-    wrap: makes the learner's source of batches from the recording's.
   """
-  spec = envs.spec(config.env)
-  acted = context.acted(spec, config.total_steps)
-  data: dict[str, Any] = {}
-
-  def source(recorded: experience.Experience) -> experience.Experience:
-    data["data"] = recorded
-    return wrap(recorded)
-
-  learning = learners.of(config, spec, context, acted, wrap=source)
   clock = clocks.Clock(
     "learner_steps",
     now=lambda: learning.version,
-    total=config.total_steps,
+    total=total_steps,
     of=lambda saved: int(saved["learner"]["steps"]),
   )
   return process.Process(
     acted=acted,
-    parts={"agent": learning, "acted": acted, **data},
+    parts={"agent": learning, "acted": acted, "data": data},
     begin=learning.begin,
     policy=learning.policy,
     measures=[acted, learning],

@@ -27,7 +27,7 @@ from seedx import replay as replay_lib
 from seedx.acting import labels
 from seedx.agents import models
 from seedx.launch import topology
-from seedx.learning import experience, labelled, plans
+from seedx.learning import experience, labelled, learners, plans
 from seedx.pipelines import apex, offline
 from seedx.runtime import process
 from seedx.wire import serving
@@ -103,46 +103,53 @@ class Config(apex.Config):
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the learner process: log, train buffer, updates."""
-    if self.dataset:
-      made = offline.process_of(
-        self, context, lambda log: self.source(log, context)
+    if not self.dataset:
+      return self._with_labellers(super().learn(context))
+    spec = envs.spec(self.env)
+    acted = context.acted(spec, self.total_steps)
+    learning = learners.of(
+      self, spec, context, acted, wrap=lambda log: self.source(log, context)
+    )
+    source: Any = learning.source
+    made = offline.process_of(
+      learning, source.log, acted, self.total_steps, context
+    )
+    server = self.make_server(0)
+    return self._with_labellers(
+      dataclasses.replace(
+        made, server=server, measures=[*made.measures, server]
       )
-      made = dataclasses.replace(made, server=self.make_server(0))
-    else:
-      made = super().learn(context)
+    )
+
+  def _with_labellers(self, made: process.Process) -> process.Process:
+    """Returns a learner process that also serves labellers."""
     learning: Any = made.parts["agent"]
     source: labelled.LabelledSource = learning.source
     agent, server = learning.agent, made.server
+    assert server is not None
     if agent.label is None:
       raise types.ConfigError(
         "expected an agent whose targets other processes can compute, such as"
         " QT-Opt, found one without `label`"
       )
-    assert server is not None
     targets = jax.jit(agent.targets)
-
-    def take() -> labelled.Work | None:
-      work = source.unlabelled.get()
-      return work[0] if work else None
 
     def give(work: labelled.Work, values: Any, version: int) -> None:
       source.give(work, values, learning.version - version)
 
     service = labels.LabelServer[labelled.Work](
-      take,
+      lambda: next(iter(source.unlabelled.get() or ()), None),
       sample=lambda work: work.sample,
       give=give,
       give_back=source.unlabelled.put,
       newest=lambda: (targets(learning.state), learning.version),
       version=lambda: learning.version,
     )
-    cores = len(learning.cores)
-    size = self.replay.replay_batch_size // cores
+    size = self.replay.replay_batch_size // len(learning.cores)
     service.bind(server, labels.example(agent, envs.spec(self.env), size))
 
     def stopping() -> None:
       source.close()
       made.stopping()
 
-    measures = [*made.measures, *([server] if self.dataset else [])]
-    return dataclasses.replace(made, stopping=stopping, measures=measures)
+    return dataclasses.replace(made, stopping=stopping)

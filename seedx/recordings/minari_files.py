@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import tree
 
-from seedx import types
+from seedx import checkpoint, types
 from seedx.envs import actions, env_specs
 from seedx.envs import config as env_config
 from seedx.envs.processes import single, single_gymnasium
@@ -90,18 +90,9 @@ class Dataset:
     spec = self.description.spec
     for index in range(self._data.total_episodes):
       read = functools.partial(self._episode, index)
-      episode: storage.Episode = self._attempt(read)
-      storage.check(episode, spec, f"episode {index} of {self._name}")
-      yield episode
-
-  def num_bytes(self) -> int:
-    """Returns the size of all time steps."""
-    spec = self.description.spec
-    leaves = [*tree.flatten(spec.observation), spec.action]
-    size = sum(
-      np.dtype(x.dtype).itemsize * int(np.prod(x.shape)) for x in leaves
-    )
-    return (size + 8) * int(self._data.total_steps + self._data.total_episodes)
+      nest = storage.nest_of([self._attempt(read)])
+      where = f"episode {index} of {self._name}"
+      yield from storage.episodes_of(dict(checkpoint.named(nest)), spec, where)
 
   def _episode(self, index: int) -> storage.Episode:
     (data,) = self._data.iterate_episodes([index])

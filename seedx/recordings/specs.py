@@ -13,15 +13,17 @@ from seedx import checkpoint, types
 _MAX_AXES = 16
 _MAX_SIZE = 2**31
 _MAX_LEVELS = 32
+_BOUNDS = ("minimum", "maximum")
+# The kinds of leaves, and what they have besides shape and dtype.
 _KINDS = {
-  "array": dm_env.specs.Array,
-  "bounded": dm_env.specs.BoundedArray,
-  "image": types.ImageArray,
-  "discrete": dm_env.specs.DiscreteArray,
-  "multi_discrete": types.MultiDiscreteArray,
-  "hybrid": types.HybridArray,
+  "array": (dm_env.specs.Array, ()),
+  "bounded": (dm_env.specs.BoundedArray, _BOUNDS),
+  "image": (types.ImageArray, _BOUNDS),
+  "discrete": (dm_env.specs.DiscreteArray, ("num_values",)),
+  "multi_discrete": (types.MultiDiscreteArray, ("num_values",)),
+  "hybrid": (types.HybridArray, ("num_choices", *_BOUNDS)),
 }
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+_NAMES = {kind: name for name, (kind, _) in _KINDS.items()}
 
 
 def to_json(spec: types.EnvironmentSpec) -> dict[str, Any]:
@@ -68,14 +70,7 @@ def from_json(content: Any) -> types.EnvironmentSpec:
       raise ValueError(f"expected a number of frames, found {frames!r:.80}")
     if not isinstance(spec.action, dm_env.specs.BoundedArray):
       raise ValueError("its actions have no bounds")
-  except (
-    AttributeError,
-    KeyError,
-    OverflowError,
-    RecursionError,
-    TypeError,
-    ValueError,
-  ) as error:
+  except Exception as error:  # Of the constructors of specs, too.
     raise types.ConfigError(
       f"expected the spec of an environment, found another object"
       f" ({type(error).__name__}: {error})"
@@ -94,23 +89,15 @@ def _encoded(nest: types.Tree) -> dict[str, Any]:
       "expected an observation of arrays in dict, list or tuple, found"
       f" {type(nest).__name__}"
     )
-  shape, dtype = [*nest.shape], str(nest.dtype)
-  content: dict[str, Any] = {"kind": name, "shape": shape, "dtype": dtype}
-  if name == "multi_discrete":
-    content["num_values"] = nest.num_values.tolist()
-  elif name == "discrete":
-    content["num_values"] = int(nest.num_values)
-  elif name != "array":
-    content |= {k: _finite(getattr(nest, k)) for k in ("minimum", "maximum")}
-  if name == "hybrid":
-    content["num_choices"] = nest.num_choices
-  return content
+  content = {"kind": name, "shape": [*nest.shape], "dtype": str(nest.dtype)}
+  return content | {x: _listed(getattr(nest, x)) for x in _KINDS[name][1]}
 
 
-def _finite(bound: np.ndarray) -> Any:
-  """Returns a bound as JSON; None stands for an infinite one."""
+def _listed(value: Any) -> Any:
+  """Returns numbers as JSON; None stands for an infinite one."""
+  numbers = np.asarray(value)
   return np.where(
-    np.isfinite(bound), bound.astype(object), np.array(None)
+    np.isfinite(numbers), numbers.astype(object), np.array(None)
   ).tolist()
 
 
@@ -128,7 +115,7 @@ def _decoded(content: Any, level: int = 0) -> Any:
 
 
 def _leaf(content: Mapping[str, Any]) -> dm_env.specs.Array:
-  kind, shape = _KINDS[content["kind"]], content["shape"]
+  (kind, _), shape = _KINDS[content["kind"]], content["shape"]
   dtype = checkpoint.dtype_of(content["dtype"])
   is_shape = isinstance(shape, list) and len(shape) <= _MAX_AXES
   if not is_shape or not all(type(x) is int and x > 0 for x in shape):
@@ -149,7 +136,7 @@ def _leaf(content: Mapping[str, Any]) -> dm_env.specs.Array:
 
 
 def _bound(content: Any, infinite: float, dtype: np.dtype) -> np.ndarray:
-  """Returns the bound that `_finite` has described."""
+  """Returns the bound that `_listed` has described."""
   values = np.array(content, np.float64)  # None becomes NaN.
   missing = np.isnan(values)
   if missing.any() and np.issubdtype(dtype, np.integer):

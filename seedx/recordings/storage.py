@@ -11,10 +11,9 @@ from another person: reading checks each number against the spec.
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import dm_env
@@ -105,35 +104,23 @@ class Description:
     where = f"{_DESCRIPTION} in {str(folder)!r}"
     try:
       content = folder.read_json(_DESCRIPTION, _MAX_TEXT)
+      env, policy, version = (content[x] for x in ("env", "policy", "seedx"))
+      words = (policy, version)
+      if not all(isinstance(x, str) and len(x) <= _MAX_WORDS for x in words):
+        raise ValueError("expected texts as policy and as version of seedx")
+      if not isinstance(env, dict):
+        raise ValueError(f"expected settings as env, found {env!r:.80}")
+      if content["format"] != _FORMAT:
+        raise ValueError(f"it was written by seedx {version:.80}; use that one")
+      return cls(env, specs.from_json(content["spec"]), policy, version)
     except (FileNotFoundError, NotADirectoryError) as error:
       raise types.ConfigError(
         f"expected the directory of a recording, found no {where}; `seedx"
         " record` makes one"
       ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
       reason = getattr(error, "strerror", None) or error
       raise types.ConfigError(f"cannot read {where} ({reason})") from error
-    content = content if isinstance(content, dict) else {}
-    if content.get("format") != _FORMAT:
-      raise types.ConfigError(
-        f"expected format {_FORMAT} in {where}, found"
-        f" {content.get('format')!r:.80}, of seedx"
-        f" {content.get('seedx')!r:.80}; use that version"
-      )
-    kinds = {"seedx": str, "env": dict, "policy": str, "spec": dict}
-    for name, kind in kinds.items():
-      value = content.get(name)
-      is_long = isinstance(value, str) and len(value) > _MAX_WORDS
-      if not isinstance(value, kind) or is_long:
-        raise types.ConfigError(
-          f"expected {name} as a {kind.__name__} in {where}, found"
-          f" {value!r:.80}"
-        )
-    try:
-      spec = specs.from_json(content["spec"])
-    except types.ConfigError as error:
-      raise types.ConfigError(f"cannot read {where} ({error})") from error
-    return cls(content["env"], spec, content["policy"], content["seedx"])
 
 
 class Recording:
@@ -181,27 +168,7 @@ class Recording:
     for name in map(_name, range(self.num_parts)):
       arrays = checkpoint.read(self.folder, name, None, _MAX_PART_BYTES, where)
       part = f"{name!r} of {where}"
-      try:
-        yield from _episodes(arrays, self.description.spec, part)
-      except _WrongError as error:
-        raise types.ConfigError(f"{error} in {part}; record it again") from None
-
-  def num_bytes(self) -> int:
-    """Returns the size of all parts.
-
-    Raises:
-      types.ConfigError: a part cannot be read.
-    """
-    size = 0
-    for name in map(_name, range(self.num_parts)):
-      try:
-        with self.folder.open(name) as file:
-          size += os.fstat(file.fileno()).st_size
-      except OSError as error:
-        raise types.ConfigError(
-          f"cannot read {name!r} in {str(self.folder)!r} ({error.strerror})"
-        ) from error
-    return size
+      yield from episodes_of(arrays, self.description.spec, part)
 
 
 class Writer:
@@ -265,15 +232,8 @@ class Writer:
     self._written = time.monotonic()
     if not new:
       return
-    steps = [dict(zip(_STEPS, x, strict=False)) for x in new]
-    nest = {
-      "steps": jax.tree.map(lambda *x: np.concatenate(x), *steps),
-      "length": np.array([len(x.reward) for x in new], np.int64),
-      "seed": np.array([x.seed for x in new], np.int64),
-      "return": np.array([x.episode_return for x in new], np.float64),
-    }
     path = self._folder / _name(self._number)
-    files.write_file(path, checkpoint.to_bytes(nest))
+    files.write_file(path, checkpoint.to_bytes(nest_of(new)))
     self._number += 1
 
   def close(self) -> None:
@@ -309,19 +269,30 @@ class Writer:
     self.returns.append(episode.episode_return)
 
 
-def check(episode: Episode, spec: types.EnvironmentSpec, where: str) -> None:
-  """Raises types.ConfigError if an episode does not fit the spec."""
-  steps = dict(zip(_STEPS, episode, strict=False))
-  last = np.array([len(episode.reward) - 1])
+def nest_of(episodes: Sequence[Episode]) -> dict[str, Any]:
+  """Returns the content of a part."""
+  steps = [dict(zip(_STEPS, x, strict=False)) for x in episodes]
+  return {
+    "steps": jax.tree.map(lambda *x: np.concatenate(x), *steps),
+    "length": np.array([len(x.reward) for x in episodes], np.int64),
+    "seed": np.array([x.seed for x in episodes], np.int64),
+    "return": np.array([x.episode_return for x in episodes], np.float64),
+  }
+
+
+def episodes_of(
+  arrays: Mapping[str, np.ndarray], spec: types.EnvironmentSpec, where: str
+) -> list[Episode]:
+  """Returns the episodes of a part's arrays by path, all of them checked.
+
+  Raises:
+    checkpoint.Damaged: shapes or dtypes do not fit the spec.
+    types.ConfigError: a number is out of range or not finite.
+  """
   try:
-    if not last > 0:
-      raise _WrongError("expected at least two time steps")
-    checkpoint.like(
-      dict(checkpoint.named(steps)), _shapes(spec, len(episode.reward)), where
-    )
-    _check(steps, np.zeros(1, np.int64), last, spec)
+    return _episodes(arrays, spec, where)
   except _WrongError as error:
-    raise types.ConfigError(f"{error} in {where}") from None
+    raise types.ConfigError(f"{error} in {where}; record it again") from None
 
 
 class _WrongError(Exception):
@@ -335,7 +306,6 @@ def _name(number: int) -> str:
 def _episodes(
   arrays: Mapping[str, np.ndarray], spec: types.EnvironmentSpec, where: str
 ) -> list[Episode]:
-  """Returns the episodes of a part, all of whose numbers are checked."""
   lengths = arrays.get("length", np.zeros(0, np.int64))
   if lengths.ndim != 1 or lengths.dtype != np.int64 or not len(lengths):
     raise _WrongError("expected at least one episode, found none")

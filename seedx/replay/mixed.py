@@ -20,15 +20,12 @@ class State(NamedTuple):
 
   Attributes:
     new: state of the replay of new experience.
-    priorities: state of the demonstrations' replay without its ring; () without
-      priorities.
-    demonstrations: the ring of demonstrations, which never changes; () where
-      only what is `kept` is meant.
+    fixed: state of the demonstrations' replay; only its priorities change. A
+      state that was `kept` has no ring of demonstrations.
   """
 
   new: Any
-  priorities: Any
-  demonstrations: Any
+  fixed: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,13 +69,11 @@ class Mixed(uniform.Replay):
 
   def init(self, example: types.Share) -> State:
     """Returns the state without new experience; see `config.Replay`."""
-    state = jax.tree.map(jnp.array, self.stored)
-    return State(self.new.init(example), *_divided(state))
+    return State(self.new.init(example), jax.tree.map(jnp.array, self.stored))
 
   def recorded(self) -> State:
-    """Returns the part of a state that `kept` leaves out."""
-    _, ring = _divided(self.stored)
-    return State((), (), ring)
+    """Returns a state for `with_kept`."""
+    return State((), self.stored)
 
   def add(self, state: State, share: types.Share) -> State:
     """Adds new experience."""
@@ -96,9 +91,7 @@ class Mixed(uniform.Replay):
     ratio = jnp.clip(self.ratio + self.ratio_rise * done, 0.0, 1.0)
     is_fixed = jax.random.uniform(choice_key, (size,)) < ratio
     new, new_windows = self.new.sample(state.new, new_key, size, done)
-    fixed, fixed_windows = self.fixed.sample(
-      _joined(state), fixed_key, size, done
-    )
+    fixed, fixed_windows = self.fixed.sample(state.fixed, fixed_key, size, done)
 
     def choose(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
       shape = [1] * x.ndim
@@ -138,10 +131,9 @@ class Mixed(uniform.Replay):
     if not windows:
       return state
     of_new, of_fixed = windows
-    fixed = self.fixed.update(_joined(state), of_fixed, priorities)
-    return state._replace(
-      new=self.new.update(state.new, of_new, priorities),
-      priorities=_divided(fixed)[0],
+    return State(
+      self.new.update(state.new, of_new, priorities),
+      self.fixed.update(state.fixed, of_fixed, priorities),
     )
 
   def measure(self, state: State) -> dict[str, jax.Array]:
@@ -151,24 +143,17 @@ class Mixed(uniform.Replay):
 
   def kept(self, state: State) -> State:
     """Returns the state without the demonstrations."""
-    return state._replace(demonstrations=())
+    fixed = state.fixed
+    return state._replace(
+      fixed=fixed._replace(ring=()) if _has_priorities(fixed) else ()
+    )
 
   def with_kept(self, state: State, kept: State) -> State:
     """Returns what was kept with the demonstrations of a state."""
-    return kept._replace(demonstrations=state.demonstrations)
+    if _has_priorities(state.fixed):
+      return kept._replace(fixed=kept.fixed._replace(ring=state.fixed.ring))
+    return kept._replace(fixed=state.fixed)
 
 
-def _divided(fixed: Any) -> tuple[Any, Any]:
-  """Divides the state of a replay into priorities and ring."""
-  is_prioritized = isinstance(fixed, prioritized.PrioritizedState)
-  return (
-    (fixed._replace(ring=()), fixed.ring) if is_prioritized else ((), fixed)
-  )
-
-
-def _joined(state: State) -> Any:
-  """Returns the state of the demonstrations' replay."""
-  if isinstance(state.priorities, prioritized.PrioritizedState):
-    priorities: Any = state.priorities
-    return priorities._replace(ring=state.demonstrations)
-  return state.demonstrations
+def _has_priorities(fixed: Any) -> bool:
+  return isinstance(fixed, prioritized.PrioritizedState)

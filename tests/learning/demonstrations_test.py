@@ -164,7 +164,7 @@ def test_a_resume_is_bitwise_and_saves_no_demonstrations(pipeline, tmp_path):
     ends.append({k: x for k, x in arrays.items() if "wall_seconds" not in k})
   chex.assert_trees_all_equal(*ends)
   # The priorities of demonstrations are saved, and have changed.
-  (tree,) = (x for k, x in ends[0].items() if k.endswith("priorities/tree/0"))
+  (tree,) = (x for k, x in ends[0].items() if k.endswith("fixed/tree/0"))
   assert len(np.unique(tree)) > 3
   assert not any(997 in x.shape for x in ends[0].values())
 

@@ -76,6 +76,7 @@ def check_lags(made, staleness):
   assert old and LAG <= np.mean(old) < 2 * LAG + staleness
 
 
+@pytest.mark.slow
 def test_the_learner_learns_from_stored_targets(tmp_path):
   made = running.Own(config_of(tmp_path))
   last = cells.run_all(made)

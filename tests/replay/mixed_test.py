@@ -72,7 +72,7 @@ def test_new_priorities_return_to_the_replay_of_their_window():
   after = jax.jit(memory.update)(state, windows, jnp.full(4000, 100.0))
   trees = [
     (state.new.tree[0], after.new.tree[0]),
-    (state.priorities.tree[0], after.priorities.tree[0]),
+    (state.fixed.tree[0], after.fixed.tree[0]),
   ]
   for own, (before, now), of_part in zip(
     (~is_fixed, is_fixed), trees, windows, strict=True
@@ -112,11 +112,12 @@ def test_weights_correct_each_replays_own_priorities():
 def test_what_is_kept_has_priorities_but_no_demonstrations(kind):
   memory, state = mixed(kind)
   kept = memory.kept(state)
-  image = state.demonstrations.unrolls.inputs.timestep.observation["image"]
+  ring = getattr(state.fixed, "ring", state.fixed)
+  image = ring.unrolls.inputs.timestep.observation["image"]
   assert image.shape[:2] == (1, TOTAL)
-  sizes = {x.shape[0] for x in jax.tree.leaves(kept) if x.ndim}
+  sizes = {n for x in jax.tree.leaves(kept) for n in x.shape}
   assert TOTAL not in sizes
   whole = memory.with_kept(memory.recorded(), kept)
   for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(state), strict=True):
     np.testing.assert_array_equal(a, b)
-  assert bool(jax.tree.leaves(kept.priorities)) == (kind is replay.Prioritized)
+  assert bool(jax.tree.leaves(kept.fixed)) == (kind is replay.Prioritized)
