@@ -128,14 +128,6 @@ class _Lagged(NamedTuple):
   copy: types.Tree
 
 
-class _Values(NamedTuple):
-  """The values of `base.Targets`."""
-
-  first: models.Variables
-  second: models.Variables
-  discount: jax.Array
-
-
 @dataclasses.dataclass(frozen=True)
 class _QFunction:
   model: models.Model
@@ -211,11 +203,11 @@ class _QFunction:
 
   def targets(self, state: base.AgentState) -> base.Targets:
     lagged, lag = state.target_params, self.config.target_lag
-    values = _Values(
-      models.Variables(lagged.first, state.statistics),
-      models.Variables(lagged.second, state.statistics),
-      state.hyperparameters["discount"],
+    first, second = (
+      models.Variables(x, state.statistics)
+      for x in (lagged.first, lagged.second)
     )
+    values = first, second, state.hyperparameters["discount"]
     copied = jnp.maximum(0, (state.updates // lag - 1) * lag)
     return base.Targets(copied, values)
 
@@ -223,15 +215,15 @@ class _QFunction:
     self, targets: base.Targets, rng_key: jax.Array, batch: types.Sample
   ) -> jax.Array:
     """Returns the targets `[L, B]` of a batch; the last one is 0."""
-    values: _Values = targets.values
+    first, second, discount = targets.values
     inputs = batch.unroll.inputs
-    steps = self.config.windows.steps(self.model, batch.unroll, values.discount)
+    steps = self.config.windows.steps(self.model, batch.unroll, discount)
     later = jax.tree.map(lambda x: x[1:], inputs)
-    action = self.best(values.first, rng_key, later)
+    action = self.best(first, rng_key, later)
     value = self.value(
       jnp.minimum(
-        self.logits(values.first, later, action),
-        self.logits(values.second, later, action),
+        self.logits(first, later, action),
+        self.logits(second, later, action),
       )
     )
     # No return bootstraps from the first step.

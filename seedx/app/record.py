@@ -106,12 +106,11 @@ def _record(options: Options) -> int:
     _play(acting, writer, options)
     returns = np.array(writer.returns)
     returns = returns[~np.isnan(returns)]
-    words = (
-      statistics.in_words(statistics.summary(returns)) if len(returns) else ""
-    )
+    summary = statistics.summary(returns) if len(returns) else None
+    words = statistics.in_words(summary) if summary else "no game ended"
     print(
       f"{writer.num_episodes:,} episodes of {env.env} ({writer.env_steps:,} env"
-      f" steps) are in {options.output}" + (f": {words}" if words else ""),
+      f" steps) are in {options.output}: {words}",
       flush=True,
     )
   if options.minari:

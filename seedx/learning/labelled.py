@@ -75,8 +75,8 @@ class LabelledSource(experience.Experience):
     self._add = jax.jit(_add, donate_argnums=0)
     self._draw = jax.jit(_draw)
     self._lock = threading.Lock()
-    self._lags: list[int] = []
-    self._on_policy: list[float] = []
+    # The lag and the share of the run's own experience of labelled batches.
+    self._labels: list[tuple[int, float]] = []
 
   def __call__(
     self, shares: Sequence[types.Share]
@@ -98,16 +98,12 @@ class LabelledSource(experience.Experience):
       _with_labels(x, jnp.zeros_like(x.unroll.inputs.timestep.reward))
       for x in batch.parts
     ]
-    if not self._rings:
-      self._rings = [
-        jax.tree.map(
-          lambda x: jnp.zeros(
-            (self._capacity, *x.shape), x.dtype, device=x.device
-          ),
-          part,
-        )
-        for part in parts
-      ]
+
+    def empty(leaf: jax.Array) -> jax.Array:
+      shape = self._capacity, *leaf.shape
+      return jnp.zeros(shape, leaf.dtype, device=leaf.device)
+
+    self._rings = self._rings or [jax.tree.map(empty, part) for part in parts]
     return experience.Batch(parts)
 
   def give(self, work: Work, labels: np.ndarray, lag: int) -> None:
@@ -117,8 +113,7 @@ class LabelledSource(experience.Experience):
     """
     is_own = work.sample.unroll.version[0] != base.UNKNOWN_VERSION
     with self._lock:
-      self._lags.append(lag)
-      self._on_policy.append(float(np.mean(is_own)))
+      self._labels.append((lag, float(np.mean(is_own))))
     self._labelled.put((work, labels))
 
   def close(self) -> None:
@@ -137,13 +132,10 @@ class LabelledSource(experience.Experience):
   def measure(self) -> dict[str, metrics.Value]:
     """Returns the log's metrics, and those of targets since the last call."""
     with self._lock:
-      lags, self._lags = self._lags, []
-      shares, self._on_policy = self._on_policy, []
-    return {
-      **self.log.measure(),
-      "target_lag": float(np.mean(lags)) if lags else None,
-      "on_policy_share": float(np.mean(shares)) if shares else None,
-    }
+      measured, self._labels = self._labels, []
+    means = np.mean(measured, axis=0).tolist() if measured else (None, None)
+    names = "target_lag", "on_policy_share"
+    return self.log.measure() | dict(zip(names, means, strict=True))
 
   @property
   def kept(self) -> process_parts.Replay | None:

@@ -147,18 +147,21 @@ def write(recording: storage.Recording, name: str) -> None:
 
   options = dict(described.env.get("env_options", {}))
   is_gymnasium = described.env["env"] == _GYMNASIUM
-  buffers = [
-    EpisodeBuffer(
-      id=k,
-      seed=episode.seed,
-      observations=episode.observation,
-      actions=episode.action[:-1],
-      rewards=episode.reward[1:],
-      terminations=_at_end(episode, episode.discount[-1] == 0),
-      truncations=_at_end(episode, episode.discount[-1] != 0),
+  buffers = []
+  for k, episode in enumerate(recording.episodes()):
+    is_last = np.arange(1, len(episode.reward)) == len(episode.reward) - 1
+    ended = episode.discount[-1] == 0
+    buffers.append(
+      EpisodeBuffer(
+        id=k,
+        seed=episode.seed,
+        observations=episode.observation,
+        actions=episode.action[:-1],
+        rewards=episode.reward[1:],
+        terminations=is_last & ended,
+        truncations=is_last & ~ended,
+      )
     )
-    for k, episode in enumerate(recording.episodes())
-  ]
   try:
     with warnings.catch_warnings():  # It asks for an author, among others.
       warnings.simplefilter("ignore", UserWarning)
@@ -188,12 +191,6 @@ def _minari() -> Any:
       ' it with pip install "seedx[offline]"'
     ) from error
   return minari
-
-
-def _at_end(episode: storage.Episode, value: bool) -> np.ndarray:
-  flags = np.zeros(len(episode.reward) - 1, np.bool_)
-  flags[-1] = value
-  return flags
 
 
 def _space(spec: Any) -> gymnasium.Space:

@@ -70,7 +70,7 @@ def from_json(content: Any) -> types.EnvironmentSpec:
       raise ValueError(f"expected a number of frames, found {frames!r:.80}")
     if not isinstance(spec.action, dm_env.specs.BoundedArray):
       raise ValueError("its actions have no bounds")
-  except Exception as error:  # Of the constructors of specs, too.
+  except Exception as error:  # Constructors of specs raise many kinds.
     raise types.ConfigError(
       f"expected the spec of an environment, found another object"
       f" ({type(error).__name__}: {error})"

@@ -141,12 +141,7 @@ class Recording:
     """
     self.folder = files.Folder(path)
     self.description = Description.read(self.folder)
-    try:
-      names = map(_PART.fullmatch, self.folder.names())
-    except OSError as error:
-      raise types.ConfigError(
-        f"cannot read {str(self.folder)!r} ({error.strerror})"
-      ) from error
+    names = map(_PART.fullmatch, self.folder.names())
     numbers = sorted(int(name[1]) for name in names if name)
     self.num_parts = len(numbers)
     if numbers != [*range(self.num_parts)]:

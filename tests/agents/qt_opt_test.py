@@ -139,8 +139,8 @@ def test_the_second_network_is_one_to_two_lags_old():
     assert version == max(0, number // 4 - 1) * 4
     if number >= 8:
       assert 4 <= number - version < 8
-    chex.assert_trees_all_equal(targets.values.second.params, firsts[version])
-    chex.assert_trees_all_equal(targets.values.first.params, firsts[number])
+    chex.assert_trees_all_equal(targets.values[1].params, firsts[version])
+    chex.assert_trees_all_equal(targets.values[0].params, firsts[number])
   # The first one follows the learned parameters slowly.
   old, new = (jax.tree.leaves(x)[0] for x in (firsts[-2], firsts[-1]))
   learned = jax.tree.leaves(state.params)[0]
