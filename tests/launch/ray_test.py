@@ -11,7 +11,7 @@ import threading
 import psutil
 import pytest
 
-from experiments import gorila_dqn, seed_vtrace
+from experiments import gorila_dqn, qt_opt, seed_vtrace
 from seedx import app, envs, types, wire
 from seedx.acting import local_actor, thin_actor
 from seedx.agents import a2c
@@ -91,6 +91,7 @@ def security(tmp_path_factory):
 FEW = {
   seed_vtrace: {"actors": thin_actor.Config(2, 16)},
   gorila_dqn: {"workers": local_actor.WorkersConfig(2, 4), "num_servers": 2},
+  qt_opt: {"num_labellers": 2},
 }
 
 
@@ -127,10 +128,12 @@ def node_processes():
   [
     pytest.param(seed_vtrace, marks=pytest.mark.slow),
     pytest.param(gorila_dqn, marks=pytest.mark.long),
+    pytest.param(qt_opt, marks=pytest.mark.long),
   ],
 )
 def test_a_run_trains_on_a_cluster(program, machines, security, tmp_path):
-  config = config_of(program, machines, security, 12_000)
+  total_steps = 3_000 if program is qt_opt else 12_000
+  config = config_of(program, machines, security, total_steps)
   if program is gorila_dqn:
     # The learner listens on all its addresses, and the nodes get one of them.
     port = programs.free_port()
@@ -140,7 +143,7 @@ def test_a_run_trains_on_a_cluster(program, machines, security, tmp_path):
       env=envs.Config("tests.own_envs:cartpole"),
     )
   run = app.train(config, run_dir=tmp_path, quiet=True)
-  assert run.metrics["env_steps"] >= 12_000
+  assert run.metrics["env_steps"] >= total_steps
   assert run.metrics["learner_steps"] > 0
   assert run.restarts == 0
   running.wait_until(lambda: not node_processes())
