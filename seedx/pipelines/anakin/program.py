@@ -67,6 +67,7 @@ class State(NamedTuple):
     past: `[L - T - 1, N, ...]` `types.Unroll`, the steps that the next unroll
       begins with, each with its core state.
     replay: `[cores, ...]` replays of the cores; () if there is none.
+    scores: the score of a population's member so far; () without a population.
   """
 
   agent: base.AgentState
@@ -77,6 +78,7 @@ class State(NamedTuple):
   episode_length: jax.Array
   past: types.Tree
   replay: types.Tree
+  scores: types.Tree = ()
 
 
 class Clock(NamedTuple):
