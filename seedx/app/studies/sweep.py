@@ -50,7 +50,7 @@ _NAMES = (
   pool.ENDED,
 )
 # Options that may have other values when a sweep is resumed.
-_MAY_DIFFER = (
+MAY_DIFFER = (
   "trials",
   "trial_cpus",
   "trial_resources",
@@ -134,7 +134,7 @@ def _sweep(options: Options) -> int:
   space = search_spaces.space(options.search, kinds)
   past: Sequence[Mapping[str, str]] = ()
   if options.resume:
-    pool.check_resumed(options, _MAY_DIFFER)
+    pool.check_resumed(options, MAY_DIFFER)
     past = pool.Record(pathlib.Path(options.run_dir), _DRAWS).lines()
   if options.method == "grid":
     draws = search.Draws(search.grid(space))

@@ -67,7 +67,8 @@ class State(NamedTuple):
     past: `[L - T - 1, N, ...]` `types.Unroll`, the steps that the next unroll
       begins with, each with its core state.
     replay: `[cores, ...]` replays of the cores; () if there is none.
-    scores: the score of a population's member so far; () without a population.
+    scores: `[2]` float32, sum and number of returns since a population's member
+      was ready; () without a population.
   """
 
   agent: base.AgentState

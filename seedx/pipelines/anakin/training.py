@@ -132,7 +132,7 @@ class Training:
     self._population: population.Population | None = None
     if num_seeds > config.num_seeds:
       self._population = population.Population(
-        config.population, config.agent, config.num_envs
+        config.population, config.agent, config.num_envs, config.seed
       )
     self.acted = counters.ActingCounts(
       total_steps=config.total_steps,
@@ -206,7 +206,7 @@ class Training:
         self._state, self._keys, self._clock, self._recorded, due
       )
       if self._population is not None:
-        self._population.note(np.asarray(source), self._state.agent)
+        self._population.note(source, self._state.agent)
       rollouts, updated = len(due), int(np.sum(due))
       self._clock = Clock(
         np.int32(self._clock.time + rollouts * self._one.period),
@@ -302,15 +302,14 @@ class Training:
 
   def _started(self, agent: base.AgentState) -> State:
     if self._population is not None:
-      agent = self._put(
-        self._population.begin(agent, self._config.seed), self._spec()
-      )
+      agent = self._put(self._population.begin(agent), self._spec())
     state, faults = self._init(agent, self._keys)
     faults = np.asarray(faults)
     self._check_faults(faults, int(np.count_nonzero(faults)))
     if self._population is not None:
-      self._population.note(np.arange(self._config.trainings), state.agent)
-      scores = self._put(self._population.scores(), self._spec())
+      members = self._config.trainings
+      self._population.note(np.arange(members), state.agent)
+      scores = self._put(np.zeros((members, 2), np.float32), self._spec())
       state = state._replace(scores=scores)
     return state
 
@@ -328,9 +327,7 @@ class Training:
     if self._population is None:
       return state, output, ()
     end = clock.time + len(due) * self._one.period
-    state, source = self._population.evolve(
-      state, output, self._config.seed, clock.time, end
-    )
+    state, source = self._population.evolve(state, output, clock.time, end)
     return state, output, source
 
   def _check_faults(self, faults: np.ndarray, steps: int) -> None:
