@@ -18,8 +18,9 @@ import numpy as np
 
 from seedx import app, envs, metrics
 from seedx.agents import a2c
-from seedx.learning import learner, populations
+from seedx.learning import learner
 from seedx.pipelines import anakin
+from seedx.pipelines.anakin import population
 
 _MEMBERS = 8
 _DRAWS = 10_000
@@ -38,9 +39,9 @@ def run(
     total_steps=total_steps,
     updates_per_call=10,
     learner=learner.Config(unroll_length=20),
-    population=populations.Config(
+    population=population.Config(
       members=_MEMBERS,
-      search={"learning_rate": "log:1e-5..1e-1"},
+      vary={"learning_rate": "log:1e-5..1e-1"},
       ready_steps=25_600,
       exploit=exploit,
     ),

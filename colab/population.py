@@ -18,7 +18,7 @@ import time
 
 start = time.monotonic()
 # !{sys.executable} -m seedx train anakin_ppo --agent a2c --env seedx:Catch \
-#   --members 8 --search "learning_rate=log:1e-5..1e-1" --ready-steps 25600 \
+#   --members 8 --vary "learning_rate=log:1e-5..1e-1" --ready-steps 25600 \
 #   --num-envs 16 --unroll-length 20 --updates-per-call 10 \
 #   --learning-rate-end 1 --log-seconds 0.05 --total-steps 300000 \
 #   --run-dir runs/population --quiet
@@ -74,8 +74,9 @@ import numpy as np
 
 from seedx import app, envs
 from seedx.agents import a2c
-from seedx.learning import learner, populations
+from seedx.learning import learner
 from seedx.pipelines import anakin
+from seedx.pipelines.anakin import population
 
 
 def train(exploit):
@@ -88,9 +89,9 @@ def train(exploit):
     total_steps=300_000,
     updates_per_call=10,
     learner=learner.Config(unroll_length=20),
-    population=populations.Config(
+    population=population.Config(
       members=8,
-      search={"learning_rate": "log:1e-5..1e-1"},
+      vary={"learning_rate": "log:1e-5..1e-1"},
       ready_steps=25_600,
       exploit=exploit,
     ),

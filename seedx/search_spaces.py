@@ -72,23 +72,27 @@ class Range:
 Space = Mapping[str, Choice | Range]
 
 
-def space(texts: Mapping[str, Any], kinds: Mapping[str, Any]) -> Space:
+def space(
+  texts: Mapping[str, Any], kinds: Mapping[str, Any], flag: str = "--search"
+) -> Space:
   """Parses values of settings; `kinds` are the types of those that may vary.
+
+  `flag` is their option.
 
   Raises:
     types.ConfigError: a setting cannot be searched, or its values cannot be
       parsed.
   """
   if not texts:
-    raise types.ConfigError("expected --search SETTING=VALUES,..., found none")
+    raise types.ConfigError(f"expected {flag} SETTING=VALUES,..., found none")
   spaces: dict[str, Choice | Range] = {}
   for name, text in texts.items():
     name = name.replace("-", "_")
     if name not in kinds:
       raise types.ConfigError(
-        f"expected --search of a setting among {', '.join(kinds)}; found {name}"
+        f"expected {flag} of a setting among {', '.join(kinds)}; found {name}"
       )
-    spaces[name] = _values(name, str(text), kinds[name])
+    spaces[name] = _values(name, str(text), kinds[name], flag)
   return spaces
 
 
@@ -98,7 +102,7 @@ def drawn(space: Space, count: int, seed: int) -> list[dict[str, str]]:
   return [{k: x.draw(rng) for k, x in space.items()} for _ in range(count)]
 
 
-def _values(name: str, text: str, kind: Any) -> Choice | Range:
+def _values(name: str, text: str, kind: Any, flag: str) -> Choice | Range:
   is_log = text.startswith(_LOG)
   ends, words = text.removeprefix(_LOG).split(".."), text.split("|")
   if len(ends) == 2 and kind in (int, float):
@@ -109,6 +113,6 @@ def _values(name: str, text: str, kind: Any) -> Choice | Range:
   elif not is_log and 1 < len(words) == len({*words}) and "" not in words:
     return Choice(tuple(words))
   raise types.ConfigError(
-    f"expected --search of {name} as LOW..HIGH, as log:LOW..HIGH with 0 < LOW,"
+    f"expected {flag} of {name} as LOW..HIGH, as log:LOW..HIGH with 0 < LOW,"
     f" or as A|B, found {text!r}"
   )

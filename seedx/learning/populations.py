@@ -1,4 +1,4 @@
-"""Population-based training: who copies whom, and how settings change.
+"""Population-based training: which members copy others, and what changes.
 
 Pure functions over a population's N members: a study calls them between runs,
 `pipelines.anakin` inside its program. Jaderberg et al. 2017,
@@ -19,7 +19,8 @@ from seedx.agents import base
 
 Spaces = Mapping[str, search_spaces.Range]
 
-_FRACTION = 0.2  # Of the population, in truncation.
+# The fraction of a population that copies, and that is copied.
+_FRACTION = 0.2
 _DRIFTING, _RESAMPLED = 0.33, 0.25
 
 
@@ -29,8 +30,6 @@ class Config:
 
   Attributes:
     members: number of agents in the population.
-    search: hyper-parameters that differ between members, as NAME=LOW..HIGH or
-      NAME=log:LOW..HIGH, with commas between them.
     ready_steps: steps of the run's clock between two comparisons of a member
       with others.
     exploit: rule of copies. With "truncation", the worst 20% copy one of the
@@ -44,7 +43,6 @@ class Config:
   """
 
   members: int = types.setting(1, low=1, high=2**16)
-  search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   ready_steps: int = types.setting(50_000, low=1)
   exploit: Literal["truncation", "tournament", "none"] = "truncation"
   margin: float = types.setting(0.05, low=0.0)
@@ -53,30 +51,31 @@ class Config:
   def __post_init__(self) -> None:
     types.check_settings(self)
 
-  def spaces(self, agent: Any) -> Spaces:
-    """Returns the ranges of the agent's hyper-parameters in `search`.
 
-    Raises:
-      types.ConfigError: a setting does not change at run time, has no range, or
-        a range that the agent refuses.
-    """
-    kinds = dict.fromkeys(base.hyperparameters(agent), float)
-    if other := [x for x in self.search if x.replace("-", "_") not in kinds]:
+def spaces(texts: Mapping[str, Any], agent: Any, flag: str) -> Spaces:
+  """Parses ranges of hyper-parameters, by name; `flag` is their option.
+
+  Raises:
+    types.ConfigError: a setting does not change at run time, has no range, or a
+      range that the agent refuses.
+  """
+  kinds = dict.fromkeys(base.hyperparameters(agent), float)
+  if other := [x for x in texts if x.replace("-", "_") not in kinds]:
+    raise types.ConfigError(
+      f"expected {flag} of settings that may change in a run, which are"
+      f" {', '.join(kinds)}; found {', '.join(other)}"
+    )
+  ranges: dict[str, search_spaces.Range] = {}
+  for name, space in search_spaces.space(texts, kinds, flag).items():
+    if not isinstance(space, search_spaces.Range):
       raise types.ConfigError(
-        "expected --search of settings that may change in a run, which are"
-        f" {', '.join(kinds)}; found {', '.join(other)}"
+        f"expected {flag} {name}=LOW..HIGH in a population, found"
+        f" {'|'.join(space.values)}"
       )
-    spaces: dict[str, search_spaces.Range] = {}
-    for name, space in search_spaces.space(self.search, kinds).items():
-      if not isinstance(space, search_spaces.Range):
-        raise types.ConfigError(
-          f"expected --search {name}=LOW..HIGH in a population, found"
-          f" {'|'.join(space.values)}"
-        )
-      for end in (space.low, space.high):
-        dataclasses.replace(agent, **{name: end})
-      spaces[name] = space
-    return spaces
+    for end in (space.low, space.high):
+      dataclasses.replace(agent, **{name: end})
+    ranges[name] = space
+  return ranges
 
 
 def exploit(config: Config, rng_key: jax.Array, scores: jax.Array) -> jax.Array:

@@ -74,33 +74,33 @@ def sources(config, scores, draws=200):
 
 
 def test_the_worst_fifth_copies_any_of_the_best_fifth():
-  found = sources(TRUNCATION, [0.3, 0.9, NAN, 0.8, 0.5, 0.1, 0.7])
+  copies = sources(TRUNCATION, [0.3, 0.9, NAN, 0.8, 0.5, 0.1, 0.7])
   own = np.arange(7)
   for k in (0, 1, 3, 4, 6):
-    assert (found[:, k] == own[k]).all()
+    assert (copies[:, k] == own[k]).all()
   for k in (2, 5):  # The diverged one, and the worst of the others.
-    assert {*found[:, k]} == {1, 3}
-    assert abs((found[:, k] == 1).mean() - 0.5) < 5 * 0.5 / np.sqrt(200)
+    assert {*copies[:, k]} == {1, 3}
+    assert abs((copies[:, k] == 1).mean() - 0.5) < 5 * 0.5 / np.sqrt(200)
 
 
 @pytest.mark.parametrize("exploit", ["truncation", "tournament"])
-def test_nobody_copies_a_member_that_diverged(exploit):
+def test_a_member_that_diverged_is_not_copied(exploit):
   config = populations.Config(exploit=exploit)
   assert (sources(config, [NAN] * 4) == np.arange(4)).all()
   assert (sources(config, [NAN]) == 0).all()
-  found = sources(config, [NAN, NAN, 0.1])
-  assert {*found[:, 0]} <= {0, 2} and 2 in found[:, 0]
-  assert (found[:, 2] == 2).all()
+  copies = sources(config, [NAN, NAN, 0.1])
+  assert {*copies[:, 0]} <= {0, 2} and 2 in copies[:, 0]
+  assert (copies[:, 2] == 2).all()
 
 
 def test_in_a_tournament_a_member_copies_another_that_is_better_by_a_margin():
   config = populations.Config(exploit="tournament", margin=0.25)
-  found = sources(config, [0.0, 0.25, 0.5, 1.0])
-  assert {*found[:, 0]} == {0, 2, 3}
-  assert {*found[:, 1]} == {1, 3} and {*found[:, 2]} == {2, 3}
+  copies = sources(config, [0.0, 0.25, 0.5, 1.0])
+  assert {*copies[:, 0]} == {0, 2, 3}
+  assert {*copies[:, 1]} == {1, 3} and {*copies[:, 2]} == {2, 3}
   # Each of the three others is drawn equally often.
-  assert abs((found[:, 2] == 3).mean() - 1 / 3) < 5 * 0.47 / np.sqrt(200)
-  assert {*found[:, 3]} == {3}
+  assert abs((copies[:, 2] == 3).mean() - 1 / 3) < 5 * 0.47 / np.sqrt(200)
+  assert {*copies[:, 3]} == {3}
 
 
 def test_without_exploitation_nothing_changes():
@@ -168,9 +168,10 @@ def test_an_agent_that_copies_keeps_its_counts():
 )
 def test_a_search_of_other_settings_is_refused(search, message):
   with pytest.raises(types.ConfigError, match=message):
-    populations.Config(search=search).spaces(a2c.Config())
+    populations.spaces(search, a2c.Config(), "--search")
 
 
 def test_names_in_a_search_may_have_dashes():
-  config = populations.Config(search={"learning-rate": "log:1e-5..1e-1"})
-  assert config.spaces(a2c.Config()) == {"learning_rate": RATES}
+  texts = {"learning-rate": "log:1e-5..1e-1"}
+  spaces = populations.spaces(texts, a2c.Config(), "--search")
+  assert spaces == {"learning_rate": RATES}

@@ -11,8 +11,9 @@ from seedx import app, checkpoint, envs, types
 from seedx.agents import a2c
 from seedx.app import lineage, policies
 from seedx.app.runs import checkpointer, saved_agents
-from seedx.learning import learner, populations
+from seedx.learning import learner
 from seedx.pipelines import anakin
+from seedx.pipelines.anakin import population
 from seedx.runtime import process
 
 MEMBERS = 4
@@ -22,7 +23,7 @@ SEARCH = {"learning_rate": "log:1e-5..1e-1", "entropy_cost": "0..0.1"}
 def config_of(total_steps=2_000, devices=1, num_seeds=1, **options):
   options = {
     "members": MEMBERS,
-    "search": SEARCH,
+    "vary": SEARCH,
     "ready_steps": 400,
     **options,
   }
@@ -32,7 +33,7 @@ def config_of(total_steps=2_000, devices=1, num_seeds=1, **options):
     num_envs=8,
     num_seeds=num_seeds,
     total_steps=total_steps,
-    population=populations.Config(**options),
+    population=population.Config(**options),
     learner=learner.Config(
       unroll_length=10, learner_devices=tuple(range(devices))
     ),
@@ -43,8 +44,8 @@ def config_of(total_steps=2_000, devices=1, num_seeds=1, **options):
   ("options", "message"),
   [
     ({"num_seeds": 2}, "members or num_seeds of 1, found 4 and 2"),
-    ({"search": {}}, "members of at least 2 together with search"),
-    ({"members": 1}, "members of at least 2 together with search"),
+    ({"vary": {}}, "members of at least 2 together with vary"),
+    ({"members": 1}, "members of at least 2 together with vary"),
   ],
 )
 def test_wrong_populations_are_refused(options, message):
@@ -53,7 +54,7 @@ def test_wrong_populations_are_refused(options, message):
 
 
 def test_a_search_over_sizes_is_refused_before_training():
-  config = config_of(search={"hidden_sizes": "8|16"})
+  config = config_of(vary={"hidden_sizes": "8|16"})
   with pytest.raises(types.ConfigError, match="found hidden_sizes"):
     config.learn(process.Context())
 
@@ -112,7 +113,7 @@ def test_a_members_first_steps_are_those_of_a_run_with_its_seed_and_values():
     alone = dataclasses.replace(
       config_of(),
       seed=k,
-      population=populations.Config(),
+      population=population.Config(),
       agent=a2c.Config(
         hidden_sizes=(8,),
         learning_rate_end=1.0,
@@ -169,7 +170,7 @@ def test_a_population_is_resumed_evaluated_and_drawn(tmp_path):
   chex.assert_trees_all_equal(best.acting.params, states[index].params)
   third = policies.load(folder, seed_index=3)
   chex.assert_trees_all_equal(third.acting.params, states[3].params)
-  config = config_of(total_steps=400, num_seeds=2, members=1, search={})
+  config = config_of(total_steps=400, num_seeds=2, members=1, vary={})
   app.train(config, init_from=str(folder), quiet=True)
   lineage.draw(folder, folder / "population.svg")
   assert (folder / "population.svg").read_bytes().startswith(b"<?xml")

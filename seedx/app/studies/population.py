@@ -5,7 +5,7 @@
 Each member is a run of the experiment with its own seed and its own values of
 the settings. When it has made `--ready-steps` more steps, a member whose score
 is too low copies the newest checkpoint of a better one (exploit), changes its
-values (explore) and goes on with its own count of steps. Only such members
+values (explore) and continues with its own count of steps. Only such members
 start again, and no member waits for another. If there are fewer CPUs than
 members, these take turns. A member that dies continues from its checkpoint; if
 it dies again before it is ready, it counts as the worst.
@@ -56,6 +56,8 @@ class Options(places.Config, populations.Config):
 
   Attributes:
     experiment: experiment to train; it may have its own options.
+    search: hyper-parameters that differ between members, as NAME=LOW..HIGH or
+      NAME=log:LOW..HIGH, with commas between them.
     env: name of the environment, for an experiment without --env of its own.
     total_steps: steps of each member.
     seed: seed of the first member; others follow. It also determines draws.
@@ -68,6 +70,7 @@ class Options(places.Config, populations.Config):
   """
 
   experiment: str = ""
+  search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   members: int = types.setting(8, low=2, high=2**10)
   env: str = ""
   total_steps: int = types.setting(1_000_000, low=1)
@@ -98,7 +101,7 @@ def _train(options: Options) -> int:
   config = sweep.checked(options.experiment, words)
   score = sweep.score_of(options.score, config.run.env.log_info)
   options = dataclasses.replace(options, score=score)
-  spaces = options.spaces(config.run.agent)
+  spaces = populations.spaces(options.search, config.run.agent, "--search")
   if options.resume:
     pool.check_resumed(options, _MAY_DIFFER)
   names = () if options.resume else _NAMES
@@ -126,8 +129,8 @@ class _Member:
   Attributes:
     trial: its trial, without words.
     values: values of the settings, as words of a command line.
-    change: what its next start changes: the member to copy, perhaps itself, and
-      values; None if nothing changes.
+    change: change of its next start, the member to copy, perhaps itself, and
+      values; None for none.
     steps: steps of its clock at its newest line of metrics.
     score: its newest score; NaN if it has none, or has diverged.
     ready: steps at which it is ready.

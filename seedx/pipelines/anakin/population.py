@@ -1,6 +1,8 @@
 """A population on the device: exploit and explore inside the program."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,18 @@ from seedx.pipelines.anakin.program import Output, State
 _STREAM, _START = 2**31, 2**32 - 1
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(populations.Config):
+  """Options of a population on the device.
+
+  Attributes:
+    vary: hyper-parameters that differ between members, as NAME=LOW..HIGH or
+      NAME=log:LOW..HIGH, with commas between them.
+  """
+
+  vary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
 class Population:
   """The members of a population: agents whose hyper-parameters differ.
 
@@ -24,17 +38,17 @@ class Population:
 
   def __init__(
     self,
-    config: populations.Config,
+    config: Config,
     agent: base.Config,
     num_envs: int,
     seed: int,
   ) -> None:
-    """Reads the search; raises types.ConfigError if it does not fit the agent.
+    """Reads `vary`; raises types.ConfigError if it does not fit the agent.
 
     A member has `num_envs` environments; `seed` is that of the run.
     """
     self._config, self._seed = config, seed
-    self._spaces = config.spaces(agent)
+    self._spaces = populations.spaces(config.vary, agent, "--vary")
     self._period = max(1, config.ready_steps // num_envs)
     self._parents = np.arange(config.members)
     self._values: dict[str, np.ndarray] = {}

@@ -17,8 +17,9 @@ from seedx import replay as replay_lib
 from seedx.agents import base
 from seedx.envs import finishing, functional
 from seedx.learning import learner as learner_lib
-from seedx.learning import plans, populations, replay_source
-from seedx.pipelines.anakin import fault_counts, population
+from seedx.learning import plans, replay_source
+from seedx.pipelines.anakin import fault_counts
+from seedx.pipelines.anakin import population as population_lib
 from seedx.pipelines.anakin.program import Clock, Keys, Output, Program, State
 from seedx.runtime import (
   clocks,
@@ -55,7 +56,7 @@ class Config(process.Config):
   num_seeds: int = types.setting(1, low=1, high=2**16)
   updates_per_call: int = types.setting(1, low=1, high=2**20)
   reset_faulty_envs: bool = types.setting(False, changes="resume")
-  population: populations.Config = populations.Config()
+  population: population_lib.Config = population_lib.Config()
   learner: learner_lib.Config = learner_lib.Config()
   replay: replay_lib.Config | None = None
 
@@ -70,10 +71,10 @@ class Config(process.Config):
         f"expected members or num_seeds of 1, found {members} and"
         f" {self.num_seeds}; a population has a seed for each member"
       )
-    if (members > 1) != bool(self.population.search):
+    if (members > 1) != bool(self.population.vary):
       raise types.ConfigError(
-        "expected members of at least 2 together with search, found"
-        f" {members} and search of {', '.join(self.population.search) or '-'}"
+        "expected members of at least 2 together with vary, found"
+        f" {members} and {', '.join(self.population.vary) or 'none'}"
       )
 
   @property
@@ -129,9 +130,9 @@ class Training:
       plan=config.plan,
     )
     num_seeds = config.trainings
-    self._population: population.Population | None = None
+    self._population: population_lib.Population | None = None
     if num_seeds > config.num_seeds:
-      self._population = population.Population(
+      self._population = population_lib.Population(
         config.population, config.agent, config.num_envs, config.seed
       )
     self.acted = counters.ActingCounts(

@@ -77,7 +77,7 @@ class Runs:
     self.folder, self.stop = folder, threading.Event()
     self.deaths = {}
     self.diverging, self.starts, self.active = set(), [], set()
-    self.most, self.spread, self.steps = 0, 0, collections.Counter()
+    self.largest, self.spread, self.steps = 0, 0, collections.Counter()
     words = {"learning_rate": "0.1..10"}
     self.options = population.Options(
       experiment="a2c",
@@ -132,7 +132,7 @@ class Run:
       assert records.read(run_dir).options["learning_rate"] == self.rate
     assert self.k not in runs.active
     runs.active.add(self.k)
-    runs.most = max(runs.most, len(runs.active))
+    runs.largest = max(runs.largest, len(runs.active))
 
   def lines(self, stop):
     deaths = self.runs.deaths.get(self.k, [])
@@ -179,7 +179,7 @@ def test_members_copy_better_ones_keep_their_counts_and_take_turns(
     assert arrays["agent/resets"] == TOTAL / 4
     ends = [x for x in lines if x["member"] == k and x["steps"] == TOTAL]
     assert len(ends) == 1 and ends[0]["parent"] is None
-  assert runs.most <= places
+  assert runs.largest <= places
   if places < 4:
     assert runs.spread <= 2 * READY
   else:  # Only members that change start again.
@@ -226,7 +226,7 @@ def test_a_winner_may_delete_the_checkpoint_that_is_copied(
   real = checkpointer.arrays
 
   def arrays(checkpoints, steps, item):
-    if steps == 10:  # The winner goes on while its checkpoint is read.
+    if steps == 10:  # The winner trains on while its checkpoint is read.
       save(winner, 20, rate=2.0, params=2.0)
       checkpoints.directory.remove_folder("10")
     return real(checkpoints, steps, item)
@@ -246,7 +246,7 @@ def test_a_member_that_dies_once_continues_and_then_counts_as_the_worst(
   runs.deaths = {best: [50, 80, 110]}
   assert runs.train(4) == 1
   lines = [x for x in runs.lines() if x["member"] == best]
-  # It goes on at 40 as it was, copies at 70, and ends with what it had at 100.
+  # It continues at 40 as it was, copies at 70, and ends as it was at 100.
   assert [x["steps"] for x in lines] == [0, 70, 100]
   assert lines[1]["parent"] not in (None, best)
   others = [k for k in range(4) if k != best]
@@ -354,20 +354,20 @@ WORDS = [
 
 def process_of(run_dir, program):
   """Waits for a member's process, and returns it."""
-  found = []
+  processes = []
 
   def is_there():
     assert program.poll() is None, program.communicate()
     with contextlib.suppress(psutil.Error):
-      found[:] = [
+      processes[:] = [
         x
         for x in psutil.Process(program.pid).children()
         if str(run_dir) in x.cmdline()
       ]
-    return found
+    return processes
 
   running.wait_until(is_there)
-  return found[0]
+  return processes[0]
 
 
 @pytest.mark.slow
