@@ -48,6 +48,8 @@ _DEATHS = 3
 # Time for a process of a lost machine to leave its directory.
 _PATIENCE = 180.0
 _POLL_SECONDS = 0.2
+# Time for a cluster to notice that a machine has died.
+_RESTART_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,7 +189,7 @@ class _Population:
         None,
       )
       # The change may have been lost if no checkpoint came after the line.
-      if 0 < line["steps"] == self._saved(member):
+      if [line["steps"]] == resuming.saved(self._folder(member))[-1:]:
         parent = line["parent"]
         other = member if parent is None else self._members[parent]
         member.change = other, member.values
@@ -246,6 +248,7 @@ class _Population:
   def prepare(self, trial: trials.Trial) -> trials.Trial:
     """Changes a member that is about to start; returns its trial."""
     member, end_seconds = self._member(trial), time.monotonic() + _PATIENCE
+    self._stop.wait(member.deaths * _RESTART_SECONDS)
     with contextlib.ExitStack() as stack:
       while self._folder(member).exists():  # Until its last process has left.
         try:
@@ -291,11 +294,11 @@ class _Population:
     self, member: _Member, other: _Member, values: Mapping[str, str]
   ) -> None:
     """Changes a member that does not train now."""
-    steps = self._saved(member)
-    member.values = values
+    is_saved = bool(resuming.saved(self._folder(member)))
+    steps, member.values = self._saved(member), values
     # The line comes first: after a kill, a resume makes the change again.
-    self._note(member, steps, other if steps else member)
-    if steps:
+    self._note(member, steps, other if is_saved else member)
+    if is_saved:
       saved_agents.copy(
         self._folder(member), self._folder(other), _numbers(values)
       )

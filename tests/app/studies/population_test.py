@@ -66,6 +66,12 @@ def newest(run_dir):
   return steps, checkpoints.restore(steps, checkpointer.RUN)
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+  """Members that die start again without a wait."""
+  monkeypatch.setattr(population, "_RESTART_SECONDS", 0.0)
+
+
 class Runs:
   """Simulated trials: each step adds the learning rate to the parameters.
 
@@ -251,6 +257,18 @@ def test_a_member_that_dies_once_continues_and_then_counts_as_the_worst(
   assert lines[1]["parent"] not in (None, best)
   others = [k for k in range(4) if k != best]
   assert [newest(runs.run_dir(k))[0] for k in others] == [TOTAL] * 3
+
+
+def test_a_member_with_a_checkpoint_of_no_steps_can_change(tmp_path):
+  runs = Runs(tmp_path)
+  for k in range(2):
+    save(runs.run_dir(k), 0, rate=k + 1.0, params=float(k))
+  made = runs.make()
+  first, second = made._members[:2]
+  first.change = second, {"learning_rate": "1.5"}
+  assert made.prepare(first.trial).words[-1] == "1.5"
+  assert records.read(runs.run_dir(0)).options["learning_rate"] == 1.5
+  assert (newest(runs.run_dir(0))[1]["agent/params"] == 1).all()
 
 
 def test_a_member_without_a_return_ranks_last(tmp_path):
