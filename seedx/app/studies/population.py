@@ -126,29 +126,17 @@ def _train(options: Options) -> int:
 
 @dataclasses.dataclass
 class _Member:
-  """A run of the population.
+  """A run of the population, at its newest line of metrics."""
 
-  Attributes:
-    trial: its trial, without words.
-    values: values of the settings, as words of a command line.
-    change: change of its next start, the member to copy, perhaps itself, and
-      values; None for none.
-    steps: steps of its clock at its newest line of metrics.
-    score: its newest score; NaN if it has none, or has diverged.
-    ready: steps at which it is ready.
-    is_paused: whether it has ended to change, or to give its place to another.
-    deaths: number of its deaths since it was ready.
-    error: the error of its last end.
-  """
-
-  trial: trials.Trial
+  trial: trials.Trial  # Without words.
   values: Mapping[str, str]
+  # The member that its next start copies, perhaps itself, and its new values.
   change: "tuple[_Member, Mapping[str, str]] | None" = None
   steps: int = 0
-  score: float = math.nan
-  ready: int = 0
-  is_paused: bool = False
-  deaths: int = 0
+  score: float = math.nan  # Also if it has diverged.
+  ready: int = 0  # Steps of the next comparison.
+  is_paused: bool = False  # To change, or to give its place to another.
+  deaths: int = 0  # Since the last comparison.
   error: str = ""
 
 
