@@ -172,10 +172,8 @@ class _Population:
     self._num_comparisons = len(past)
     for line in past:
       member = self._members[line["member"]]
-      member.values, member.change = (
-        {k: str(x) for k, x in line["values"].items()},
-        None,
-      )
+      values = {k: spaces[k].word(x) for k, x in line["values"].items()}
+      member.values, member.change = values, None
       # The change may have been lost if no checkpoint came after the line.
       if [line["steps"]] == resuming.saved(self._folder(member))[-1:]:
         parent = line["parent"]
@@ -203,6 +201,8 @@ class _Population:
       if not self._stop.is_set() and self._goes_on(member):
         self._waiting.put(trial)
       else:
+        # A member that was about to change may have come to its end.
+        member.steps = max(member.steps, self._saved(member))
         self._note(member, member.steps, member)
         left.remove(trial.name)
       if not left or self._stop.is_set():

@@ -299,7 +299,7 @@ def test_a_population_that_was_killed_makes_its_last_change_again(tmp_path):
   steps, arrays = newest(runs.run_dir(0))
   assert steps == READY and (arrays["agent/params"] == 3).all()
   trial = made.prepare(members[1].trial)
-  assert [*trial.words[-2:]] == ["--learning-rate", "2.0"] and trial.resumes
+  assert [*trial.words[-2:]] == ["--learning-rate", "2"] and trial.resumes
   assert runs.train(2) == 0
   assert [newest(runs.run_dir(k))[0] for k in range(4)] == [TOTAL] * 4
   assert runs.train(2) == 0  # Nothing is left to do.
