@@ -201,12 +201,12 @@ class _Population:
       if not self._stop.is_set() and self._goes_on(member):
         self._waiting.put(trial)
       else:
-        # A member that was about to change may have come to its end.
-        member.steps = max(member.steps, self._saved(member))
-        self._note(member, member.steps, member)
         left.remove(trial.name)
       if not left or self._stop.is_set():
         self._waiting.put(None)
+    for member in self._members:
+      member.steps = max(member.steps, self._saved(member))
+      self._note(member, member.steps, member)
     picture = self._run_dir / _PICTURE
     lineage.draw(self._run_dir, picture)
     best = max(self._members, key=lambda x: (x.score == x.score, x.score))
