@@ -434,13 +434,13 @@ def test_a_population_of_two_apex_runs_with_actors_trains_to_its_end(
     " --replay-min-steps 500 --checkpoint-every-seconds 0.2 --log-seconds 0.1"
   )
   words = [experiment, *WORDS[1:], "--members", "2", "--trial-cpus", "0.5"]
-  words += ["--ready-steps", "3000", "--total-steps", "20000"]
+  words += ["--ready-steps", "4000", "--total-steps", "9000"]
   program = started(*words, study="population")
   _, progress = program.communicate()
   assert program.returncode == 0, progress
   run = tmp_path / "run"
   lines = programs.lines_of(run / "lineage.jsonl")
-  assert sorted(x["member"] for x in lines if x["steps"] >= 20_000) == [0, 1]
+  assert sorted(x["member"] for x in lines if x["steps"] >= 9_000) == [0, 1]
   copies = [x for x in lines if x["parent"] is not None]
   assert copies
   for k in (0, 1):
