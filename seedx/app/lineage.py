@@ -75,6 +75,7 @@ def draw(run_dir: str | os.PathLike[str], path: pathlib.Path) -> None:
       seen = [x.values[name] for together in changes for x in together]
       is_wide = 0 < 10 * min(seen) < max(seen)
       axes.set(ylabel=name.replace("_", " "), yscale=["linear", "log"][is_wide])
+      axes.yaxis.set_major_formatter("{x:g}")
     newest: dict[int, Change] = {}
     colours = dict(enumerate(drawing.COLOURS * (1 + len(changes[0]))))
     for together in changes:
