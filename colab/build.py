@@ -38,6 +38,7 @@ NAMES = (
   "many_seeds",
   "self_play",
   "recordings",
+  "population",
 )
 # Further packages that a notebook's first cell installs with seedx.
 _ALSO: Mapping[str, str] = {"self_play": " mctx"}

@@ -8,6 +8,7 @@
   seedx arena RUN_DIR ... [options]  lets runs play a game against each other
   seedx compare [options]            runs experiments one after the other
   seedx sweep EXPERIMENT [options]   searches for settings of an experiment
+  seedx population EXPERIMENT ...    trains runs that copy the best of them
   seedx join HOST:PORT [options]     works for a learner on another machine
   seedx certificates DIR [options]   makes certificates for several machines
 
@@ -30,6 +31,7 @@ _PROGRAMS = {
   "arena": "seedx.app.arena.main",
   "compare": "seedx.app.studies.compare",
   "sweep": "seedx.app.studies.sweep",
+  "population": "seedx.app.studies.population",
   "join": "seedx.join",
   "certificates": "seedx.app.certificates",
 }

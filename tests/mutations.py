@@ -220,6 +220,24 @@ saved-runs-begin-again app/runs/resuming.py app/runs/resuming
 opponents-always-trusted app/settings/opponents.py app/opponents
 - _LOADERS[trust]
 + _LOADERS[True]
+diverged-members-are-copied learning/populations.py learning/populations
+- jnp.where(jnp.isnan(scores), -jnp.inf, scores)
++ jnp.where(jnp.isnan(scores), jnp.inf, scores)
+zeros-stay-zeros learning/populations.py learning/populations
+- jnp.where(happens, drawn, scaled)
++ scaled
+copies-lose-their-counts learning/populations.py app/studies/population
+- lambda x, y: y if jnp.issubdtype(x.dtype, jnp.inexact) else x, own, other
++ lambda x, y: y, own, other
+all-members-start-again app/studies/population.py app/studies/population
+- if other is not member or values != member.values:
++ if True:
+lost-changes-are-not-made-again app/studies/population.py app/studies/population
+- member.change = other, member.values
++ member.change = None
+members-keep-their-places app/studies/population.py app/studies/population
+- self._takes_turns and not self._waiting.empty()
++ False
 worst-trials-continue app/studies/search.py app/studies/search
 - direction="maximize", pruner=pruner
 + direction="minimize", pruner=pruner

@@ -150,12 +150,12 @@ def steps_of(run_dir):
 
 @pytest.fixture
 def started(tmp_path):
-  """Yields a function that starts sweeps as programs; kills them at the end."""
+  """Yields a function that starts studies; kills their programs at the end."""
   pytest.importorskip("optuna")
   begun = []
 
-  def start(*words):
-    program = [sys.executable, "-m", "seedx", "sweep", *words]
+  def start(*words, study="sweep"):
+    program = [sys.executable, "-m", "seedx", study, *words]
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     begun.append(
       subprocess.Popen(

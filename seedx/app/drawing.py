@@ -16,7 +16,7 @@ from seedx.app.runs import statistics
 
 # Okabe and Ito's colours, distinct for colour-blind readers; dashes and markers
 # are distinct in grey, too. 7 colours, 6 dashes and 5 markers give 210 looks.
-_COLOURS = (
+COLOURS = (
   "#0072B2",
   "#D55E00",
   "#009E73",
@@ -28,12 +28,12 @@ _COLOURS = (
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 3)))
 _MARKERS = ("o", "s", "^", "D", "v")
 _WIDTH_INCHES = 12.0
-_ROW_INCHES = 4.9
+ROW_INCHES = 4.9
 _LONGEST_LABEL = 70
 _LEGEND = "interquartile mean, its 95% interval, and each seed"
 _CURVE_POINTS = 200
 # Settings of Matplotlib, with which text is legible at half the size.
-_LOOK: Any = {
+LOOK: Any = {
   "font.size": 16,
   "text.parse_math": False,
   "axes.titlesize": 20,
@@ -75,8 +75,8 @@ def draw_curves(
     types.ConfigError: the file is not writable.
   """
   styles = {label: _style(i) for i, label in enumerate(seeds)}
-  with matplotlib.rc_context(_LOOK):
-    picture = _figure(_ROW_INCHES * len(panels))
+  with matplotlib.rc_context(LOOK):
+    picture = new_figure(ROW_INCHES * len(panels))
     columns = len(next(iter(panels.values())))
     rows = picture.subplots(len(panels), columns, sharey="row", squeeze=False)
     plotted: set[str] = set()
@@ -95,7 +95,7 @@ def draw_curves(
       handles.append(lines.Line2D([], [], label=text, **styles[label]))
     several = any(num_seeds > 1 for num_seeds in seeds.values())
     _add_legend(picture, handles, _LEGEND if several else None)
-    _save(picture, path)
+    save(picture, path)
 
 
 def draw_scores(
@@ -110,8 +110,8 @@ def draw_scores(
   Raises:
     types.ConfigError: the file is not writable.
   """
-  with matplotlib.rc_context(_LOOK):
-    picture = _figure(2.0 + 0.7 * len(scores))
+  with matplotlib.rc_context(LOOK):
+    picture = new_figure(2.0 + 0.7 * len(scores))
     axes = picture.subplots()
     for i, (label, parts) in enumerate(scores.items()):
       mean, low, high = statistics.pooled(parts)
@@ -122,10 +122,10 @@ def draw_scores(
       axes.barh(_filled(name, 40), mean, xerr=error, **look)
     axes.invert_yaxis()
     axes.set_xlabel("final return: 0 is an environment's first, 1 its best")
-    _save(picture, path)
+    save(picture, path)
 
 
-def _figure(height_inches: float) -> Any:
+def new_figure(height_inches: float) -> Any:
   """Returns an empty figure, which needs no screen."""
   picture = figure.Figure(
     figsize=(_WIDTH_INCHES, height_inches),
@@ -145,13 +145,14 @@ def _filled(text: str, width: int) -> str:
 
 def _style(i: int) -> dict[str, Any]:
   return {
-    "color": _COLOURS[i % len(_COLOURS)],
+    "color": COLOURS[i % len(COLOURS)],
     "linestyle": _DASHES[i % len(_DASHES)],
     "marker": _MARKERS[i % len(_MARKERS)],
   }
 
 
-def _save(picture: Any, path: pathlib.Path) -> None:
+def save(picture: Any, path: pathlib.Path) -> None:
+  """Writes an image file; types.ConfigError if it is not writable."""
   image = io.BytesIO()
   picture.savefig(image, format=path.suffix[1:].lower())
   files.write_file(path, image.getvalue())
@@ -245,11 +246,11 @@ def _set_axes(axes: Any, low: float, high: float, logarithmic: bool) -> None:
   else:
     axes.set_xlim(0, high * 1.03)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 5, 10]))
-  axes.xaxis.set_major_formatter(_short)
-  axes.yaxis.set_major_formatter(_short)
+  axes.xaxis.set_major_formatter(short)
+  axes.yaxis.set_major_formatter(short)
 
 
-def _short(value: float, position: int | None = None) -> str:
+def short(value: float, position: int | None = None) -> str:
   """Formats a tick as 0.5, 250 or 1.5k; EngFormatter prints 0.5 as 500m."""
   del position  # Matplotlib passes it.
   for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -3,6 +3,7 @@
   seedx plot runs/ppo/* runs/impala/* --output plot.svg
   seedx plot runs/ppo/* --metric entropy --x env_steps
   seedx plot runs/*/* --scores
+  seedx plot runs/population/1 --lineage
 
 Runs that differ only in their seed share a curve: the interquartile mean over
 the runs, with its 95% bootstrap confidence interval (Agarwal et al. 2021,
@@ -42,6 +43,8 @@ class Options:
     x: horizontal axes of the plots: env_steps, wall_seconds or both.
     scores: whether to draw bars instead of curves: final returns, pooled over
       environments; an environment's first return counts as 0, its best as 1.
+    lineage: whether to draw lineage and schedules of a population, whose
+      directory is the only one.
   """
 
   run_dir: tuple[str, ...] = ()
@@ -49,6 +52,7 @@ class Options:
   metric: str = "episode_return"
   x: tuple[str, ...] = ("env_steps", "wall_seconds")
   scores: bool = False
+  lineage: bool = False
 
   def __post_init__(self) -> None:
     if not self.x or not {*self.x} <= {"env_steps", "wall_seconds"}:
@@ -148,6 +152,16 @@ def _plot(options: Options) -> int:
       f"expected an image file that ends in {', '.join(_SUFFIXES)}, found"
       f" {str(path)!r}"
     )
+  if options.lineage:
+    if len(options.run_dir) != 1:
+      raise types.ConfigError(
+        f"expected one directory with --lineage, found {len(options.run_dir)}"
+      )
+    from seedx.app import lineage  # It loads Matplotlib.
+
+    lineage.draw(pathlib.Path(options.run_dir[0]).expanduser(), path)
+    print(f"drew the population in {path}", flush=True)
+    return 0
   # Two shell patterns may match the same run.
   paths = dict.fromkeys(
     path.resolve() for name in options.run_dir for path in _runs(name)

@@ -267,7 +267,7 @@ def load(
   like = jax.eval_shape(
     lambda key: agent.acting(agent.init(key)), jax.random.key(0)
   )
-  num_seeds: int = getattr(config, "num_seeds", 1)
+  num_seeds: int = getattr(config, "trainings", 1)
   if not 0 <= seed_index < num_seeds:
     raise types.ConfigError(
       f"expected a seed_index of 0 to {num_seeds - 1}, since this run has"

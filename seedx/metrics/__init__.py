@@ -11,6 +11,7 @@ from seedx.metrics.lines import clock, is_number, read_lines, unit
 from seedx.metrics.meters import (
   MICRO_BATCHES,
   OF_INFO,
+  OF_MEMBER,
   OF_SEED,
   WAIT_ENVIRONMENTS,
   WAIT_EXPERIENCE,
@@ -34,6 +35,7 @@ from seedx.metrics.sinks import (
 __all__ = [
   "MICRO_BATCHES",
   "OF_INFO",
+  "OF_MEMBER",
   "OF_SEED",
   "WAIT_ENVIRONMENTS",
   "WAIT_EXPERIENCE",

@@ -21,6 +21,8 @@ MICRO_BATCHES = "micro_batches_advised"
 # The prefix of a metric of several simultaneous trainings; a seed follows. The
 # metric is the mean return of the training with that seed.
 OF_SEED = "episode_return_seed_"
+# The prefix of a metric of a population's member; its index and a name follow.
+OF_MEMBER = "member_"
 # The prefix of a metric that is an entry of the last `info` of episodes.
 OF_INFO = "info_"
 

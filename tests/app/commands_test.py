@@ -36,7 +36,7 @@ _COMMANDS = [
 ]
 # Commands that run other commands, or need minutes; see `planted_test` and
 # `ray_test`.
-_NOT_HERE = {"compare", "sweep"}
+_NOT_HERE = {"compare", "population", "sweep"}
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import subprocess
@@ -374,3 +375,45 @@ def test_without_ray_the_error_names_what_to_install(monkeypatch):
   monkeypatch.setattr(ray_cluster.importlib, "import_module", missing)
   with pytest.raises(types.ConfigError, match=r"pip install \"seedx\[ray\]\""):
     ray_cluster.Cluster(launch_config.Config(launcher="ray"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machines", [(1, 1)], indirect=True)
+def test_a_population_survives_the_loss_of_a_machine(machines, tmp_path):
+  run = tmp_path / "run"
+  words = ["a2c --num-envs 4 --hidden-sizes 8 --checkpoint-every-seconds 0.2"]
+  words += ["--search", "learning_rate=log:1e-5..1e-1", "--members", "2"]
+  words += ["--env", "CartPole-v1", "--total-steps", "60000"]
+  words += ["--ready-steps", "30000", "--ray-address", machines.address]
+  program = subprocess.Popen(
+    [sys.executable, "-m", "seedx", "population", *words, "--run-dir", run],
+    cwd=tmp_path,
+    env={**os.environ, "PYTHONPATH": str(programs.ROOT)},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  try:
+    folders = [run / f"members/00{k}" for k in range(2)]
+    running.wait_until(
+      lambda: program.poll() is not None or all(map(programs.steps_of, folders))
+    )
+    assert program.poll() is None, program.communicate()
+    (trial,) = (
+      x
+      for x in psutil.process_iter(["cmdline"])
+      if str(folders[1]) in (x.info["cmdline"] or [])
+    )
+    kept = programs.steps_of(folders[1])[-1]
+    machines.kill(trial.parent())
+    output, progress = program.communicate()
+  finally:
+    program.kill()
+  assert program.returncode == 0, progress
+  assert "members/001 died" in progress and "best member" in output
+  for folder in folders:
+    steps = [
+      x["env_steps"] for x in programs.lines_of(folder / "metrics.jsonl")
+    ]
+    assert steps[-1] >= 60_000
+    assert all(b >= kept for a, b in itertools.pairwise(steps) if b < a)

@@ -17,6 +17,7 @@ _FLOORS = (
     "seedx.output",
     "seedx.signals",
     "seedx.channels",
+    "seedx.search_spaces",
   ),
   ("seedx.on_cpu",),
   (

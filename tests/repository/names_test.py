@@ -19,8 +19,9 @@ PAGES = documentation.PAGES
 _CODE_FOLDERS = ("seedx", "experiments", "benchmarks", "examples")
 # Options of other programs, and of other libraries, where pages compare them.
 _FOREIGN = {"--gamma", "--logdir", "--no-deps", "--pid", "--signal"}
-# Metrics that end with a seed, or with the name of an entry of `info`.
+# Metrics with a seed, a member, or the name of an entry of `info`.
 _COMPLETED = {"episode_return_seed_K", "info_NAME", "evaluation_info_NAME"}
+_COMPLETED |= {"member_K_NAME", "member_K_parent"}
 # Metrics of each group of parameters; the loss of critics is `loss`.
 _OF_GROUPS = {
   f"{name}_{group}"

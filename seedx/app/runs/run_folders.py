@@ -14,6 +14,8 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 CURVE = "learning_curve.png"
+# File with the changes of a population of runs.
+LINEAGE = "lineage.jsonl"
 # Directory of the videos of a run's evaluations.
 VIDEOS = "videos"
 FILES = (CONFIG, METRICS, EVALUATIONS, CURVE)

@@ -153,7 +153,8 @@ def _read(
   checkpoints: checkpoint.Checkpoints, env_steps: int, saved: records.Record
 ) -> Mapping[str, Any]:
   """Returns parameters and statistics of observations, of the first seed."""
-  num_seeds = saved.options.get("num_seeds", 1)
+  options = saved.options
+  num_seeds = max(options.get("num_seeds", 1), options.get("members", 1))
   arrays = saved_agents.arrays(checkpoints, env_steps, num_seeds)
   taken = [x for x in arrays if x.partition("/")[0] in (_PARAMS, _STATISTICS)]
   if saved.options.get("normalize_rewards"):

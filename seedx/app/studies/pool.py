@@ -42,7 +42,11 @@ def never(*_: Any) -> bool:
 
 
 class Pool:
-  """Places in which trials of one study are trained."""
+  """Places in which trials of one study are trained.
+
+  Attributes:
+    places: number of trials at a time.
+  """
 
   def __init__(
     self,
@@ -52,6 +56,7 @@ class Pool:
     start: Callable[[trials.Trial, pathlib.Path], Job] = trials.Running,
     score: str = "episode_return",
     resumes: bool = False,
+    prepare: Callable[[trials.Trial], trials.Trial] = lambda trial: trial,
   ) -> None:
     """Makes a pool.
 
@@ -64,11 +69,13 @@ class Pool:
       resumes: whether the directory may have trials of an earlier pool: those
         that have ended without an error are not trained again, others are
         continued.
+      prepare: function that returns what is started in place of a trial; it may
+        raise types.ConfigError.
     """
     self.run_dir = run_dir
     self.stop = stop
-    self._places = places
-    self._start = start
+    self.places = places
+    self._start, self._prepare = start, prepare
     self._score = score
     self._resumes = resumes
     self._record = Record(run_dir, ENDED)
@@ -85,7 +92,7 @@ class Pool:
     The next trial is taken when there is a place for it.
     """
     source = iter(planned)
-    if self._places == 1:
+    if self.places == 1:
       for trial in source:
         if self.stop.is_set():
           return
@@ -103,9 +110,9 @@ class Pool:
         ended.put((trial, self._train(trial, ends)))
       ended.put(None)
 
-    for _ in range(self._places):
+    for _ in range(self.places):
       threading.Thread(target=work, daemon=True).start()
-    for _ in range(self._places):
+    for _ in range(self.places):
       yield from iter(ended.get, None)
 
   def train(
@@ -132,7 +139,7 @@ class Pool:
     if self._resumes:
       trial = dataclasses.replace(trial, resumes=True)
     try:
-      job = self._start(trial, self.run_dir)
+      job = self._start(self._prepare(trial), self.run_dir)
     except types.ConfigError as error:
       return str(error)
     try:
@@ -155,7 +162,7 @@ class Pool:
     steps = f"{line[clock]:,} {clock.replace('_', ' ')}"
     self._newest[trial.name] = f"{text} after {steps}"
     now = time.monotonic()
-    if self._places > 1 and now >= self._printed_seconds + _PROGRESS_SECONDS:
+    if self.places > 1 and now >= self._printed_seconds + _PROGRESS_SECONDS:
       self._printed_seconds = now
       _print(f"{trial.name} {self._newest[trial.name]}")
 

@@ -12,26 +12,26 @@ directory for each run. An experiment may have its own options: `seedx sweep
 "impala --agent a2c"`.
 """
 
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from seedx import files, metrics, signals, types
+from seedx import files, metrics, search_spaces, signals, types
 from seedx.app import plot
 from seedx.app.cli import command_line
 from seedx.app.runs import run_folders
 from seedx.app.settings import configs, wording
-from seedx.app.studies import pool, ray_tasks, search, trials
-from seedx.launch import config as launch_config
+from seedx.app.studies import places, pool, search, trials
 from seedx.launch import ray_cluster
+
+if TYPE_CHECKING:  # Imports JAX.
+  from seedx.app import requests
 
 _RETURN = "episode_return"
 # Settings that cannot be searched, although they appear in labels.
@@ -50,7 +50,7 @@ _NAMES = (
   pool.ENDED,
 )
 # Options that may have other values when a sweep is resumed.
-_MAY_DIFFER = (
+MAY_DIFFER = (
   "trials",
   "trial_cpus",
   "trial_resources",
@@ -58,8 +58,6 @@ _MAY_DIFFER = (
   "run_dir",
   "resume",
 )
-# The most trials that wait for a cluster's resources.
-_MAX_TASKS = 256
 # Options that the sweep itself sets for its trials, or that no trial can have.
 _RESERVED = (
   "seed",
@@ -74,7 +72,7 @@ _RESERVED = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(places.Config):
   """Options of `seedx sweep`.
 
   Attributes:
@@ -95,11 +93,6 @@ class Options:
       episode_return, or an entry that EXPERIMENT logs with --log-info.
     final_seeds: number of final runs with the best settings, and with the
       default settings; their seeds follow those of the trials.
-    trial_cpus: number of CPUs of a trial; as many trials run at a time as fit.
-    trial_resources: other resources of a trial, such as GPU=0.5; needs Ray.
-    ray_address: address of a Ray cluster on which trials run; "local" for a new
-      one on this machine alone, "auto" for the one in RAY_ADDRESS or on this
-      machine; empty for processes of this machine, without Ray.
     run_dir: output directory; runs/sweep/<time> if empty. All machines of a
       cluster must share this directory.
     resume: whether to continue the sweep in --run-dir, with the same options;
@@ -117,20 +110,8 @@ class Options:
   seeds: int = types.setting(1, low=1, high=2**20)
   score: str = _RETURN
   final_seeds: int = types.setting(3, low=0, high=2**20)
-  trial_cpus: float = types.setting(1.0, low=0.0)
-  trial_resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  ray_address: str = ""
   run_dir: str = ""
   resume: bool = False
-
-  def __post_init__(self) -> None:
-    types.check_settings(self)
-    launch_config.check_resources("trial_resources", self.trial_resources)
-
-  @property
-  def uses_ray(self) -> bool:
-    """Whether trials run as tasks of a Ray cluster."""
-    return bool(self.ray_address or self.trial_resources)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,37 +122,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _sweep(options: Options) -> int:
-  trials.check_name(options.experiment)
-  if command_line.asks_for_help(options.experiment.split()):
-    raise types.ConfigError("expected no --help in EXPERIMENT")
   words = trials.words_of(options.experiment, options.env, options.total_steps)
-  config = trials.read(words)
-  given = command_line.given(config, options.experiment.split())
-  if not given.isdisjoint(_RESERVED):
-    raise types.ConfigError(
-      "expected EXPERIMENT without options that a sweep reserves, found"
-      f" {', '.join(map(wording.flag, sorted(given & {*_RESERVED})))}"
-    )
-  score = _score(options.score, config.run.env.log_info)
+  config = checked(options.experiment, words)
+  score = score_of(options.score, config.run.env.log_info)
   options = dataclasses.replace(options, score=score)
   kinds = {
     name: setting.kind
     for name, setting in configs.recorded(config).items()
     if setting.about.labels and name not in _FIXED
   }
-  space = search.space(options.search, kinds)
+  space = search_spaces.space(options.search, kinds)
   past: Sequence[Mapping[str, str]] = ()
   if options.resume:
-    pool.check_resumed(options, _MAY_DIFFER)
+    pool.check_resumed(options, MAY_DIFFER)
     past = pool.Record(pathlib.Path(options.run_dir), _DRAWS).lines()
   if options.method == "grid":
     draws = search.Draws(search.grid(space))
   elif options.method == "tpe":
     draws = search.TpeDraws(space, options.trials, options.seed, past)
   else:
-    draws = search.Draws(search.drawn(space, options.trials, options.seed))
+    draws = search.Draws(
+      search_spaces.drawn(space, options.trials, options.seed)
+    )
   for x in draws.examples:  # Refuses a wrong value before hours of training.
-    trials.read([*words, *_words(x)])
+    trials.read([*words, *option_words(x)])
   ends: pool.Ends = pool.never
   if options.scheduler == "asha":
     ends = search.Halving(options.total_steps, score)
@@ -182,34 +156,40 @@ def _sweep(options: Options) -> int:
   stop = threading.Event()
   with (
     signals.stopping(stop) as ending,
-    _places(options, run_dir, stop) as places,
+    options.opened(
+      run_dir,
+      stop,
+      # Guided draws wait for scores; others wait for a cluster that may grow.
+      waits=options.method != "tpe",
+      score=score,
+      resumes=options.resume,
+    ) as trained,
   ):
     text = json.dumps(dataclasses.asdict(options), indent=2)
     files.write_file(run_dir / run_folders.CONFIG, text + "\n")
-    status = _search(options, words, draws, config.run.env.env, places, ends)
+    status = _search(options, words, draws, config.run.env.env, trained, ends)
   return ending.status or status
 
 
-@contextlib.contextmanager
-def _places(
-  options: Options, run_dir: pathlib.Path, stop: threading.Event
-) -> Iterator[pool.Pool]:
-  """Yields the pool of a sweep: of processes here, or of a cluster's tasks."""
-  start: Callable[[trials.Trial, pathlib.Path], pool.Job] = trials.Running
-  places, needs = len(os.sched_getaffinity(0)), options.trial_cpus
-  if needs:
-    places = max(1, int(places / needs))
-  with contextlib.ExitStack() as stack:
-    if options.uses_ray:
-      tasks = ray_tasks.Tasks(
-        options.ray_address or "local",
-        {"CPU": needs, **options.trial_resources},
-      )
-      stack.callback(tasks.leave)
-      # Guided draws wait for scores; others wait for a cluster that may grow.
-      places = tasks.room() if options.method == "tpe" else _MAX_TASKS
-      start = tasks.start
-    yield pool.Pool(run_dir, stop, places, start, options.score, options.resume)
+def checked(experiment: str, words: Sequence[str]) -> "requests.Request":
+  """Parses the words of an experiment with its own options.
+
+  Raises:
+    types.ConfigError: there is no such experiment, or it has an option that the
+      study sets itself.
+  """
+  own = experiment.split()
+  trials.check_name(experiment)
+  if command_line.asks_for_help(own):
+    raise types.ConfigError("expected no --help in EXPERIMENT")
+  config = trials.read(words)
+  given = command_line.given(config, own)
+  if not given.isdisjoint(_RESERVED):
+    raise types.ConfigError(
+      "expected EXPERIMENT without options that a study reserves, found"
+      f" {', '.join(map(wording.flag, sorted(given & {*_RESERVED})))}"
+    )
+  return config
 
 
 def _search(
@@ -217,11 +197,11 @@ def _search(
   words: Sequence[str],
   draws: search.Draws,
   env: str,
-  places: pool.Pool,
+  trained: pool.Pool,
   ends: pool.Ends = pool.never,
 ) -> int:
   """Trains trials, then best and default values; returns the exit status."""
-  run_dir, score = places.run_dir, options.score
+  run_dir, score = trained.run_dir, options.score
   drawn: list[tuple[Mapping[str, str], list[trials.Trial]]] = []
   draw_of: dict[str, int] = {}
   ended: dict[str, trials.Result] = {}
@@ -244,7 +224,7 @@ def _search(
   total = options.seeds * len(draws)
   started = f"{total} trials of {words[0]} on {env} | {run_dir}"
   print(started, file=sys.stderr, flush=True)
-  for trial, failure in places.train(planned(), ends, total):
+  for trial, failure in trained.train(planned(), ends, total):
     ended[trial.name] = trials.Result.read(trial, run_dir, failure)
     k = draw_of[trial.name]
     if all(x.name in ended for x in drawn[k][1]):
@@ -256,13 +236,13 @@ def _search(
   files.write_file(run_dir / "sweep.md", table + "\n")
   print(table, flush=True)
   best = ranked[0].results
-  if places.stop.is_set() or not any(x.lines for x in best):
+  if trained.stop.is_set() or not any(x.lines for x in best):
     return 1
   if any(x.error for x in best):
     print(f"all trials failed; their directories are in {run_dir}", flush=True)
     return 1
   if options.final_seeds:
-    _compare_best(options, words, best[0].trial, env, places, table, ended)
+    _compare_best(options, words, best[0].trial, env, trained, table, ended)
   return int(any(x.error for x in ended.values()))
 
 
@@ -271,12 +251,12 @@ def _compare_best(
   words: Sequence[str],
   best: trials.Trial,
   env: str,
-  places: pool.Pool,
+  trained: pool.Pool,
   table: str,
   ended: dict[str, trials.Result],
 ) -> None:
   """Trains the best and the default values with other seeds."""
-  run_dir, score = places.run_dir, options.score
+  run_dir, score = trained.run_dir, options.score
   first = options.seed + options.seeds
   seeds = range(first, first + options.final_seeds)
   final = {
@@ -287,7 +267,7 @@ def _compare_best(
     ],
   }
   all_final = [x for group in final.values() for x in group]
-  for trial, failure in places.train(all_final, total=len(all_final)):
+  for trial, failure in trained.train(all_final, total=len(all_final)):
     ended[trial.name] = trials.Result.read(trial, run_dir, failure)
   lines, sentences = {}, []
   for label, group in final.items():
@@ -332,7 +312,7 @@ def _trials(
   return [
     trials.Trial(
       f"{name}/{seed}" if options.seeds > 1 else name,
-      [*words, *_words(values)],
+      [*words, *option_words(values)],
       seed,
       label,
     )
@@ -340,7 +320,8 @@ def _trials(
   ]
 
 
-def _words(values: Mapping[str, str]) -> list[str]:
+def option_words(values: Mapping[str, str]) -> list[str]:
+  """Returns values of settings as options of a command line."""
   words = []
   switches = {"true": True, "false": False}  # Their flags have no value.
   for name, value in values.items():
@@ -356,7 +337,7 @@ def _results(
   return [ended.get(x.name) or trials.Result.read(x, run_dir) for x in group]
 
 
-def _score(name: str, log_info: Sequence[str]) -> str:
+def score_of(name: str, log_info: Sequence[str]) -> str:
   """Returns the metric that `--score` names; ConfigError if trials lack it."""
   metric = f"{metrics.OF_INFO}{name}" if name in log_info else name
   scores = [_RETURN, *(f"{metrics.OF_INFO}{x}" for x in log_info)]

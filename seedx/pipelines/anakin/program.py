@@ -67,6 +67,8 @@ class State(NamedTuple):
     past: `[L - T - 1, N, ...]` `types.Unroll`, the steps that the next unroll
       begins with, each with its core state.
     replay: `[cores, ...]` replays of the cores; () if there is none.
+    scores: `[2]` float32, sum and number of returns since a population's member
+      was ready; () without a population.
   """
 
   agent: base.AgentState
@@ -77,6 +79,7 @@ class State(NamedTuple):
   episode_length: jax.Array
   past: types.Tree
   replay: types.Tree
+  scores: types.Tree = ()
 
 
 class Clock(NamedTuple):

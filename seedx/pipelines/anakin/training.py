@@ -19,6 +19,7 @@ from seedx.envs import finishing, functional
 from seedx.learning import learner as learner_lib
 from seedx.learning import plans, replay_source
 from seedx.pipelines.anakin import fault_counts
+from seedx.pipelines.anakin import population as population_lib
 from seedx.pipelines.anakin.program import Clock, Keys, Output, Program, State
 from seedx.runtime import (
   clocks,
@@ -44,6 +45,8 @@ class Config(process.Config):
     reset_faulty_envs: whether an environment that returns a NaN or an infinity
       is reset, and that step is not learned from; if not, the run ends with an
       error.
+    population: options of a population, whose members are trained in place of
+      `num_seeds` equal agents.
     learner: the devices, which act and learn.
     replay: the replay; None for an agent that learns without one.
   """
@@ -53,6 +56,7 @@ class Config(process.Config):
   num_seeds: int = types.setting(1, low=1, high=2**16)
   updates_per_call: int = types.setting(1, low=1, high=2**20)
   reset_faulty_envs: bool = types.setting(False, changes="resume")
+  population: population_lib.Config = population_lib.Config()
   learner: learner_lib.Config = learner_lib.Config()
   replay: replay_lib.Config | None = None
 
@@ -61,6 +65,22 @@ class Config(process.Config):
     types.check_range("micro_batches", self.learner.micro_batches, 1, 1)
     types.check_range("hosts", self.learner.hosts, 1, 1)
     self.learner.check_divides("num_envs", self.num_envs, self.learner.parts)
+    members = self.population.members
+    if members > 1 and self.num_seeds > 1:
+      raise types.ConfigError(
+        f"expected members or num_seeds of 1, found {members} and"
+        f" {self.num_seeds}; a population has a seed for each member"
+      )
+    if (members > 1) != bool(self.population.vary):
+      raise types.ConfigError(
+        "expected members of at least 2 together with vary, found"
+        f" {members} and {', '.join(self.population.vary) or 'none'}"
+      )
+
+  @property
+  def trainings(self) -> int:
+    """The number of simultaneous trainings: seeds, or members."""
+    return max(self.num_seeds, self.population.members)
 
   @property
   def plan(self) -> plans.Plan:
@@ -109,7 +129,12 @@ class Training:
       learner=config.learner,
       plan=config.plan,
     )
-    num_seeds = config.num_seeds
+    num_seeds = config.trainings
+    self._population: population_lib.Population | None = None
+    if num_seeds > config.num_seeds:
+      self._population = population_lib.Population(
+        config.population, config.agent, config.num_envs, config.seed
+      )
     self.acted = counters.ActingCounts(
       total_steps=config.total_steps,
       wall_clock=wall_clock,
@@ -141,10 +166,11 @@ class Training:
       replay_source.check_memory(config.replay, cores, size // len(cores))
     self._faulty_steps = 0
     self._state: State = self._started(agent)
-    self._advance = self._per_core(
-      self._scan,
+    self._advance = sharding.per_core(
+      self._advanced,
+      self._mesh,
       (self._state_specs, self._key_specs, *[PartitionSpec()] * 3),
-      (self._state_specs, self._output_specs),
+      (self._state_specs, self._output_specs, PartitionSpec()),
       donate_argnums=0,
     )
     self._clock = Clock(np.int32(self._one.past), np.int32(0))
@@ -164,7 +190,7 @@ class Training:
 
   def begin(self, params: types.Tree, statistics: types.Tree) -> None:
     """Replaces the initial state of all seeds; see `base.begin`."""
-    seeds = (self._config.num_seeds,) if self._config.num_seeds > 1 else ()
+    seeds = (self._config.trainings,) if self._config.trainings > 1 else ()
     # Copies, because the program donates its arguments.
     agent = jax.tree.map(
       lambda x: jnp.array(jnp.broadcast_to(x, (*seeds, *x.shape))),
@@ -177,9 +203,11 @@ class Training:
     """Calls the program once, and counts its results."""
     due = self._take_due()
     with self._changing:
-      self._state, output = self._advance(
+      self._state, output, source = self._advance(
         self._state, self._keys, self._clock, self._recorded, due
       )
+      if self._population is not None:
+        self._population.note(source, self._state.agent)
       rollouts, updated = len(due), int(np.sum(due))
       self._clock = Clock(
         np.int32(self._clock.time + rollouts * self._one.period),
@@ -194,7 +222,7 @@ class Training:
 
   def measure(self) -> dict[str, metrics.Value]:
     """Returns the learner's metrics."""
-    num_seeds, replay = self._config.num_seeds, self._config.replay
+    num_seeds, replay = self._config.trainings, self._config.replay
     skipped = self._num_skipped
     line: dict[str, metrics.Value] = {
       "learner_steps": int(self._clock.version) - -(-skipped // num_seeds),
@@ -216,6 +244,8 @@ class Training:
       for seed, returns in self._returns.items():
         mean = returns.mean() if self.acted.all_have_ended else None
         line[f"{metrics.OF_SEED}{seed}"] = mean
+    if self._population is not None:
+      line |= self._population.measure()
     return line
 
   @property
@@ -223,10 +253,16 @@ class Training:
     return sum(x.updates for x in self._skipped)
 
   def policy(self, saved: types.Tree) -> types.Tree:
-    """Returns a saved process's acting parameters, of its first seed."""
-    agent = saved["agent"]
-    if self._config.num_seeds > 1:
-      agent = jax.tree.map(lambda x: x[0], agent)
+    """Returns a saved process's acting parameters.
+
+    They are those of its first seed, or of a population's best member.
+    """
+    agent, k = saved["agent"], 0
+    if self._population is not None:
+      means = [x.mean() for x in self._returns.values()]
+      k = int(np.argmax([-np.inf if x is None else x for x in means]))
+    if self._config.trainings > 1:
+      agent = jax.tree.map(lambda x: x[k], agent)
     return self._acting(agent)
 
   def saved(self) -> process_parts.PartState:
@@ -252,6 +288,8 @@ class Training:
     # Copies, because the program donates its arguments.
     state = jax.tree.map(jnp.array, state)
     self._state = self._put(state, self._state_specs)
+    if self._population is not None:
+      self._population.note(np.arange(self._config.trainings), agent)
     self._clock = Clock(*map(np.int32, counts["clock"]))
     if self._ratio:
       self._ratio.restore(counts["ratio"])
@@ -264,10 +302,34 @@ class Training:
       returns.restore(counts["returns"][str(seed)])
 
   def _started(self, agent: base.AgentState) -> State:
+    if self._population is not None:
+      agent = self._put(self._population.begin(agent), self._spec())
     state, faults = self._init(agent, self._keys)
     faults = np.asarray(faults)
     self._check_faults(faults, int(np.count_nonzero(faults)))
+    if self._population is not None:
+      members = self._config.trainings
+      self._population.note(np.arange(members), state.agent)
+      scores = self._put(np.zeros((members, 2), np.float32), self._spec())
+      state = state._replace(scores=scores)
     return state
+
+  def _advanced(
+    self,
+    state: State,
+    keys: Keys,
+    clock: Clock,
+    recorded: types.Tree,
+    due: jax.Array,
+  ) -> tuple[State, Output, types.Tree]:
+    """Advances all trainings on one core; members of a population evolve."""
+    scan = self._of_all(self._scan, 5)
+    state, output = scan(state, keys, clock, recorded, due)
+    if self._population is None:
+      return state, output, ()
+    end = clock.time + len(due) * self._one.period
+    state, source = self._population.evolve(state, output, clock.time, end)
+    return state, output, source
 
   def _check_faults(self, faults: np.ndarray, steps: int) -> None:
     """Counts faulty steps of environments, `[..., N]`.
@@ -278,7 +340,7 @@ class Training:
     self._faulty_steps += steps
     if not steps or self._config.reset_faulty_envs:
       return
-    num_seeds, num_envs = self._config.num_seeds, self._config.num_envs
+    num_seeds, num_envs = self._config.trainings, self._config.num_envs
     of_envs = np.bitwise_or.reduce(faults.reshape(num_seeds, -1, num_envs), 1)
     training, k = map(int, np.argwhere(of_envs)[0])
     seeds = seeding.Seeds(self._config.seed + training)
@@ -331,7 +393,7 @@ class Training:
 
     Results are `[rollouts, ...]`, with several seeds `[seeds, rollouts, ...]`.
     """
-    num_seeds = self._config.num_seeds
+    num_seeds = self._config.trainings
     if num_seeds == 1:
       output = jax.tree.map(lambda x: x[None], output)
     env_steps, learned = int(output.env_steps.sum()), output.weight.sum()
@@ -366,22 +428,20 @@ class Training:
       self._metrics = {k: float(x) for k, x in last.items()}
 
   def _per_core(
-    self,
-    function: Any,
-    in_specs: types.Tree,
-    out_specs: types.Tree,
-    donate_argnums: int | tuple[int, ...] = (),
+    self, function: Any, in_specs: types.Tree, out_specs: types.Tree
   ) -> Any:
-    """Returns a program for all seeds.
+    """Returns a program for all seeds, see `_of_all`."""
+    function = self._of_all(function, len(in_specs))
+    return sharding.per_core(function, self._mesh, in_specs, out_specs)
+
+  def _of_all(self, function: Any, arguments: int) -> Any:
+    """Maps a function of one training over all of them.
 
     Only the function's first two arguments have an axis of seeds.
     """
-    if self._config.num_seeds > 1:
-      axes = (0, 0, *(None,) * (len(in_specs) - 2))
-      function = jax.vmap(function, axes)
-    return sharding.per_core(
-      function, self._mesh, in_specs, out_specs, donate_argnums
-    )
+    if self._config.trainings == 1:
+      return function
+    return jax.vmap(function, (0, 0, *(None,) * (arguments - 2)))
 
   def _put(self, nest: types.Tree, specs: types.Tree) -> types.Tree:
     def put(spec: PartitionSpec, subtree: types.Tree) -> types.Tree:
@@ -393,7 +453,7 @@ class Training:
 
   def _spec(self, *axes: str | None) -> Any:
     """Returns a spec; with several seeds, their axis comes before `axes`."""
-    first = (None,) if self._config.num_seeds > 1 else ()
+    first = (None,) if self._config.trainings > 1 else ()
     return PartitionSpec(*first, *axes)
 
   @functools.cached_property
@@ -412,6 +472,7 @@ class Training:
       episode_length=rows,
       past=self._spec(None, sharding.CORES),
       replay=rows,
+      scores=self._spec(),
     )
 
   @functools.cached_property
@@ -452,9 +513,9 @@ def _start(config: Config, agent: base.Agent) -> tuple[base.AgentState, Keys]:
       replay=replay,
     )
 
-  seeds = range(config.seed, config.seed + config.num_seeds)
+  seeds = range(config.seed, config.seed + config.trainings)
   env_seeds = [seeding.Seeds(x).take(config.num_envs) for x in seeds]
-  if config.num_seeds == 1:
+  if config.trainings == 1:
     return jax.jit(start)(np.int32(seeds[0]), np.int32(env_seeds[0]))
   # Not by vmap: XLA on CPU hangs in batches of the QR decompositions of an
   # LSTM's initializer.

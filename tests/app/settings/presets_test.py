@@ -329,7 +329,7 @@ def test_settings_have_unique_names_sentences_and_ranges(name, agent):
     ("ppo", "", {"num_envs", "unroll_length", "entropy_cost", "epochs"}),
     ("seed_vtrace", "", {"num_actors", "envs_per_actor", "batch_size"}),
     ("gorila_dqn", "", {"num_servers", "num_workers", "replay_batch_size"}),
-    ("anakin_ppo", "--agent a2c", {"num_envs", "unroll_length", "discount"}),
+    ("anakin_ppo", "--agent a2c", {"num_envs", "unroll_length", "vary"}),
   ],
 )
 def test_help_begins_with_ten_common_settings(name, words, expected, capfd):

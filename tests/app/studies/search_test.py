@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from seedx import types
+from seedx import search_spaces, types
 from seedx.app.studies import search, trials
 
 KINDS = {"rate": float, "cost": float, "length": int, "name": str}
@@ -12,7 +12,7 @@ KINDS = {"rate": float, "cost": float, "length": int, "name": str}
 
 def test_draws_cover_a_log_range_a_range_and_whole_numbers():
   texts = {"rate": "log:1e-4..1e-2", "length": "2..4", "cost": "1..3"}
-  draws = search.drawn(search.space(texts, KINDS), 3_000, seed=0)
+  draws = search_spaces.drawn(search_spaces.space(texts, KINDS), 3_000, seed=0)
   rates = [float(x["rate"]) for x in draws]
   assert 1e-4 <= min(rates) < 1.1e-4 and 9e-3 < max(rates) <= 1e-2
   # Half of the logarithms are below -3, within five standard deviations.
@@ -26,28 +26,36 @@ def test_draws_cover_a_log_range_a_range_and_whole_numbers():
 
 
 def test_rounded_draws_stay_within_a_narrow_range():
-  space = search.space({"rate": "0.999..0.99999"}, KINDS)
-  rates = [float(x["rate"]) for x in search.drawn(space, 500, seed=0)]
+  space = search_spaces.space({"rate": "0.999..0.99999"}, KINDS)
+  rates = [float(x["rate"]) for x in search_spaces.drawn(space, 500, seed=0)]
   assert min(rates) >= 0.999 and max(rates) <= 0.99999
   assert len({*rates}) > 250
 
 
 def test_the_seed_determines_the_draws():
-  space = search.space({"rate": "0.5..0.9", "name": "a|b|c"}, KINDS)
-  assert search.drawn(space, 5, seed=3) == search.drawn(space, 5, seed=3)
-  assert search.drawn(space, 5, seed=3) != search.drawn(space, 5, seed=4)
-  assert {x["name"] for x in search.drawn(space, 99, 0)} == {"a", "b", "c"}
+  space = search_spaces.space({"rate": "0.5..0.9", "name": "a|b|c"}, KINDS)
+  assert search_spaces.drawn(space, 5, seed=3) == search_spaces.drawn(
+    space, 5, seed=3
+  )
+  assert search_spaces.drawn(space, 5, seed=3) != search_spaces.drawn(
+    space, 5, seed=4
+  )
+  assert {x["name"] for x in search_spaces.drawn(space, 99, 0)} == {
+    "a",
+    "b",
+    "c",
+  }
 
 
 def test_a_grid_has_all_combinations():
-  space = search.space({"name": "a|b", "rate": "0.1|0.2|0.3"}, KINDS)
+  space = search_spaces.space({"name": "a|b", "rate": "0.1|0.2|0.3"}, KINDS)
   words = ["a 0.1", "a 0.2", "a 0.3", "b 0.1", "b 0.2", "b 0.3"]
   assert [" ".join(x.values()) for x in search.grid(space)] == words
 
 
 def test_names_may_have_dashes_and_whole_numbers_any_notation():
-  space = search.space({"batch-size": "1e3..2.5e3"}, {"batch_size": int})
-  expected = search.Range(1000, 2500, log=False, whole=True)
+  space = search_spaces.space({"batch-size": "1e3..2.5e3"}, {"batch_size": int})
+  expected = search_spaces.Range(1000, 2500, log=False, whole=True)
   assert space == {"batch_size": expected}
 
 
@@ -61,14 +69,14 @@ def test_names_may_have_dashes_and_whole_numbers_any_notation():
 )
 def test_a_wrong_search_space_is_refused(name, text):
   with pytest.raises(types.ConfigError, match=r"LOW\.\.HIGH"):
-    search.space({name: text}, KINDS)
+    search_spaces.space({name: text}, KINDS)
 
 
 @pytest.mark.slow
 def test_guided_draws_approach_the_values_with_the_highest_scores():
   pytest.importorskip("optuna")
   texts = {"rate": "log:1e-5..1e-1", "length": "1..64", "name": "a|b"}
-  space = search.space(texts, KINDS)
+  space = search_spaces.space(texts, KINDS)
   draws = search.TpeDraws(space, 60, seed=0)
   for words in [*draws.examples]:
     assert {*words} == {*texts}

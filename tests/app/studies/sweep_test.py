@@ -77,7 +77,7 @@ def test_a_missing_library_is_reported_with_the_command_to_install_it(
 def test_values_become_options_of_a_command_line():
   values = {"learning_rate": "0.1", "rescale": "False", "dueling": "true"}
   expected = "--learning-rate 0.1 --no-rescale --dueling"
-  assert sweep._words(values) == expected.split()
+  assert sweep.option_words(values) == expected.split()
 
 
 @pytest.mark.slow
@@ -126,9 +126,9 @@ def run_search(tmp_path, failed, score="episode_return", seeds=1):
 
 
 def test_a_score_is_a_metric_that_the_trials_have():
-  assert sweep._score("episode_return", ()) == "episode_return"
-  assert sweep._score("a/won", ("b", "a/won")) == "info_a/won"
-  assert sweep._score("info_b", ("b",)) == "info_b"
+  assert sweep.score_of("episode_return", ()) == "episode_return"
+  assert sweep.score_of("a/won", ("b", "a/won")) == "info_a/won"
+  assert sweep.score_of("info_b", ("b",)) == "info_b"
 
 
 def test_trials_are_ranked_by_the_score(tmp_path):
