@@ -159,11 +159,7 @@ class Training:
       (self._spec(), self._key_specs),
       (self._state_specs, self._spec(sharding.CORES)),
     )
-    if config.replay is not None:
-      replay = jax.eval_shape(self._init, agent, self._keys)[0].replay
-      size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(replay))
-      cores = config.learner.cores()
-      replay_source.check_memory(config.replay, cores, size // len(cores))
+    self._check_memory(agent)
     self._faulty_steps = 0
     self._state: State = self._started(agent)
     self._advance = sharding.per_core(
@@ -300,6 +296,15 @@ class Training:
     self._skipped[0].updates = int(counts["updates_skipped"])
     for seed, returns in self._returns.items():
       returns.restore(counts["returns"][str(seed)])
+
+  def _check_memory(self, agent: base.AgentState) -> None:
+    """Raises types.ConfigError if the replays do not fit into memory."""
+    if self._config.replay is None:
+      return
+    replay = jax.eval_shape(self._init, agent, self._keys)[0].replay
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(replay))
+    cores = self._config.learner.cores()
+    replay_source.check_memory(self._config.replay, cores, size // len(cores))
 
   def _started(self, agent: base.AgentState) -> State:
     if self._population is not None:
