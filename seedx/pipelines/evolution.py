@@ -64,7 +64,7 @@ class Config(process.ServerConfig):
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the learner process: returns in, updates."""
-    made = Centre(self, context, self.population)
+    made = Centre(self, context, self.learner, self.population)
     if count := self.population.num_workers:
       server = self.make_server(count)
       made.book.bind(server, made.newest)
@@ -116,8 +116,9 @@ class Centre:
 
   def __init__(
     self,
-    config: Config,
+    config: process.Config,
     context: process.Context,
+    learner: learner_lib.DevicesConfig,
     population: perturbed.Config,
   ) -> None:
     """Makes the learner's state.
@@ -131,7 +132,7 @@ class Centre:
     self.seeds = context.seeds(config.seed)
     self.learning = learner_lib.Learner(
       config.agent.make(self.spec, sharding.CORES),
-      config.learner,
+      learner,
       experience.Once(),
       context.keys(config.seed).learner,
       stop=context.stop,
