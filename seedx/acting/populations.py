@@ -116,7 +116,7 @@ class Iterations:
     """Waits for all results of the iteration; None if closed."""
     with self._changed:
       self._changed.wait_for(lambda: self._closed or not self._missing)
-      return None if self._closed else self._next
+      return None if self._missing else self._next
 
   def take(self) -> perturbed.Lease:
     """Waits for pairs to play, and returns them, if there are any soon."""

@@ -15,6 +15,7 @@ Reinforcement Learning", https://arxiv.org/abs/1703.03864, algorithm 2.
 """
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator
 
 import jax
@@ -47,7 +48,7 @@ class Config(process.ServerConfig):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    check(self.learner, self.agent, self.population.pairs)
+    check_devices(self.learner, self.population.pairs)
 
   def nodes(self) -> list[topology.Node]:
     """Returns the workers, if there are any."""
@@ -81,21 +82,14 @@ class Config(process.ServerConfig):
     return made.process(play, close=player.close)
 
 
-def check(
-  learner: learner_lib.DevicesConfig, agent: base.Config, pairs: int
-) -> None:
-  """Checks the settings of a run.
+def check_devices(learner: learner_lib.DevicesConfig, pairs: int) -> None:
+  """Checks the learner of a run.
 
   Raises:
-    types.ConfigError: the agent does not learn from returns, there are several
-      learner hosts, or the devices do not divide the pairs.
+    types.ConfigError: there are several hosts, or the devices do not divide the
+      pairs.
   """
   types.check_range("hosts", learner.hosts, 1, 1)
-  if not isinstance(agent, evolution.Config):
-    raise types.ConfigError(
-      "expected an agent that learns from the returns of a population, ES or"
-      f" ARS, found {type(agent).__module__}"
-    )
   if pairs % learner.num_cores:
     raise types.ConfigError(
       f"expected pairs that are a multiple of {learner.num_cores}, the number"
@@ -124,14 +118,21 @@ class Centre:
     """Makes the learner's state.
 
     Raises:
-      types.ConfigError: the environment or a device does not exist.
+      types.ConfigError: the environment or a device does not exist, or the
+        agent does not learn from returns.
     """
+    agent = config.agent.make(envs.spec(config.env), sharding.CORES)
+    if not isinstance(agent.needs, evolution.Needs):
+      raise types.ConfigError(
+        "expected an agent that learns from the returns of a population, ES or"
+        f" ARS, found {type(config.agent).__module__}"
+      )
     self.spec = envs.spec(config.env)
     self.acted = context.acted(self.spec, config.total_steps)
     self.acted.rates_policy = False
     self.seeds = context.seeds(config.seed)
     self.learning = learner_lib.Learner(
-      config.agent.make(self.spec, sharding.CORES),
+      agent,
       learner,
       experience.Once(),
       context.keys(config.seed).learner,
@@ -157,6 +158,12 @@ class Centre:
     close: Callable[[], None] = lambda: None,
   ) -> process.Process:
     """Returns the process; `play` plays in it, None if workers play."""
+    ended = threading.Event()
+
+    def learn() -> None:
+      for _ in self._steps(None):
+        pass
+      ended.set()
 
     def closing() -> None:
       self.learning.finish()
@@ -177,7 +184,10 @@ class Centre:
         self.book,
         *([server] if server else []),
       ],
-      steps=lambda: self._steps(play),
+      # Results of workers are waited for on another thread than the log's.
+      threads={} if play else {"learner": learn},
+      done=ended.is_set,
+      steps=(lambda: self._steps(play)) if play else None,
       server=server,
       stopping=self.book.close,
       close=closing,

@@ -48,7 +48,7 @@ class Config(process.Config):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    pipeline.check(self.learner, self.agent, self.pairs)
+    pipeline.check_devices(self.learner, self.pairs)
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the only process: programs that play and update."""
