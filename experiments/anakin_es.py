@@ -8,10 +8,10 @@ import sys
 
 from seedx import app
 from seedx.agents import evolution
-from seedx.pipelines import evolution_on_device
+from seedx.pipelines.evolution import on_device
 
 EXPERIMENT = app.Experiment(
-  evolution_on_device.Config(total_steps=5_000_000, agent=evolution.Config()),
+  on_device.Config(total_steps=5_000_000, agent=evolution.Config()),
   agents={"es": evolution.Config(), "ars": evolution.ARSConfig()},
 )
 

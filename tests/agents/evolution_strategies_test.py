@@ -129,7 +129,7 @@ def test_ars_with_equal_returns_makes_no_update():
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_a_pair_whose_return_is_not_finite_is_left_out_and_counted(wrong):
+def test_pairs_with_returns_that_are_not_finite_are_left_out_and_counted(wrong):
   returns = random_returns()
   batch = fitness(returns)
   returns[3, 1] = wrong

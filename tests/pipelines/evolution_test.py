@@ -14,7 +14,7 @@ from seedx.acting import evaluator, parameters, perturbed
 from seedx.agents import a2c, evolution
 from seedx.learning import learner
 from seedx.pipelines import evolution as pipeline
-from seedx.pipelines import evolution_on_device
+from seedx.pipelines.evolution import on_device, training
 from tests import programs, running
 from tests.pipelines import cells
 
@@ -131,7 +131,7 @@ def test_the_pairs_of_a_dead_worker_are_played_by_another(alone, tmp_path):
 
 def test_late_results_are_counted_and_not_learned_from(tmp_path):
   config = config_of(tmp_path, 0, iterations=1, lease_seconds=0.0)
-  made = pipeline.Centre(
+  made = training.Centre(
     config, running.Own(config).context, config.learner, config.population
   )
   book = made.book
@@ -184,7 +184,7 @@ def test_results_of_other_pairs_are_refused(tmp_path):
 def test_devices_make_the_update_of_episodes_that_all_cores_play():
   states = []
   for devices in ((0,), (0, 1)):
-    config = evolution_on_device.Config(
+    config = on_device.Config(
       env=ENV,
       agent=AGENT,
       total_steps=2 * PAIRS * 4 * 3,
@@ -201,7 +201,7 @@ def test_devices_make_the_update_of_episodes_that_all_cores_play():
 
 
 def test_episodes_on_devices_are_cut():
-  config = evolution_on_device.Config(
+  config = on_device.Config(
     env=dataclasses.replace(ENV, env_options={"length": 1000}),
     agent=AGENT,
     total_steps=1,
@@ -218,7 +218,7 @@ def test_other_agents_and_pairs_that_devices_do_not_divide_are_refused(
   with pytest.raises(types.ConfigError, match="expected an agent that learns"):
     running.Own(config_of(tmp_path, 0, agent=a2c.Config()))
   with pytest.raises(types.ConfigError, match=r"multiple of 3.*found 256"):
-    evolution_on_device.Config(
+    on_device.Config(
       agent=AGENT, learner=learner.DevicesConfig(learner_devices=(0, 1, 2))
     )
 
@@ -232,9 +232,9 @@ def test_only_evaluations_rate_the_centre(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ("program", "steps", "least"), [(es, 500_000, 450), (ars, 100_000, 475)]
+  ("program", "steps", "minimum"), [(es, 500_000, 450), (ars, 100_000, 475)]
 )
-def test_the_centre_learns_cartpole(program, steps, least, tmp_path):
+def test_the_centre_learns_cartpole(program, steps, minimum, tmp_path):
   config = app.Experiment(program.EXPERIMENT.config).with_presets(
     dataclasses.replace(
       program.EXPERIMENT.config,
@@ -249,7 +249,7 @@ def test_the_centre_learns_cartpole(program, steps, least, tmp_path):
     config.agent.make(envs.spec(config.env)),
     evaluator.Config(env=config.env, num_episodes=100),
   ).play(made.learner.acting(), seed=2**30)
-  assert played.returns.mean() >= least
+  assert played.returns.mean() >= minimum
 
 
 @pytest.mark.slow

@@ -1,18 +1,4 @@
-"""Evolution: workers play perturbed parameters, and send only returns.
-
-    worker: EnvPool <-> members --.  pair numbers,  .-> returns of all pairs
-    worker: EnvPool <-> members ---- two returns --<        | update
-    worker: EnvPool <-> members --'  <- all returns '--- centre (evaluated)
-            '- update -> centre
-
-The noise of a pair of members follows from the pair's number. So workers need
-no parameters: they fetch the returns of all pairs, and make the same update as
-the learner. The bytes of an episode do not depend on the size of the network.
-Without workers, the learner's process plays the members.
-
-Salimans et al. 2017, "Evolution Strategies as a Scalable Alternative to
-Reinforcement Learning", https://arxiv.org/abs/1703.03864, algorithm 2.
-"""
+"""The learner of an evolution run, and its workers."""
 
 import dataclasses
 import threading
@@ -48,7 +34,8 @@ class Config(process.ServerConfig):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    check_devices(self.learner, self.population.pairs)
+    types.check_range("hosts", self.learner.hosts, 1, 1)
+    check_divides(self.learner, self.population.pairs)
 
   def nodes(self) -> list[topology.Node]:
     """Returns the workers, if there are any."""
@@ -82,14 +69,8 @@ class Config(process.ServerConfig):
     return made.process(play, close=player.close)
 
 
-def check_devices(learner: learner_lib.DevicesConfig, pairs: int) -> None:
-  """Checks the learner of a run.
-
-  Raises:
-    types.ConfigError: there are several hosts, or the devices do not divide the
-      pairs.
-  """
-  types.check_range("hosts", learner.hosts, 1, 1)
+def check_divides(learner: learner_lib.DevicesConfig, pairs: int) -> None:
+  """Raises types.ConfigError if the learner devices do not divide the pairs."""
   if pairs % learner.num_cores:
     raise types.ConfigError(
       f"expected pairs that are a multiple of {learner.num_cores}, the number"

@@ -23,7 +23,7 @@ from seedx.acting import perturbed
 from seedx.agents import acting_step, base, evolution
 from seedx.envs import env_specs, functional
 from seedx.learning import learner as learner_lib
-from seedx.pipelines import evolution as pipeline
+from seedx.pipelines.evolution import training
 from seedx.runtime import process
 
 _LAST = int(dm_env.StepType.LAST)
@@ -48,12 +48,13 @@ class Config(process.Config):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    pipeline.check_devices(self.learner, self.pairs)
+    types.check_range("hosts", self.learner.hosts, 1, 1)
+    training.check_divides(self.learner, self.pairs)
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the only process: programs that play and update."""
     population = perturbed.Config(pairs=self.pairs)
-    centre = pipeline.Centre(self, context, self.learner, population)
+    centre = training.Centre(self, context, self.learner, population)
     mesh = sharding.mesh(centre.learning.cores)
     one, each = PartitionSpec(), PartitionSpec(sharding.CORES)
     program = sharding.per_core(
