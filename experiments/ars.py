@@ -1,7 +1,7 @@
 """Trains augmented random search (ARS) with a linear policy.
 
   python -m experiments.ars --env CartPole-v1
-  python -m experiments.ars --env Swimmer-v4 --num-workers 2
+  python -m experiments.ars --env Swimmer-v4
 
 Workers and evaluations are those of `es`.
 """
@@ -17,7 +17,7 @@ EXPERIMENT = app.Experiment(
   pipeline.Config(
     total_steps=100_000,
     agent=evolution.ARSConfig(),
-    population=perturbed.Config(pairs=8),
+    population=perturbed.Config(pairs=8, lease_pairs=4),
   ),
   continuous=app.preset(measured=False, games="MuJoCo", total_steps=2_000_000),
 )

@@ -1,11 +1,11 @@
 """Trains an evolution strategy (ES); workers send only returns.
 
   python -m experiments.es --env CartPole-v1
-  python -m experiments.es --num-workers 2
+  python -m experiments.es --env CartPole-v1 --num-workers 0
 
-Without workers, one process plays all members. For several machines, see
-`impala`; the role is `worker`. Evaluations play the centre of the population:
-`--evaluate-every-steps 50000`.
+The program starts its own workers; without workers, it plays all members
+itself. For several machines, see `impala`; the role is `worker`. Evaluations
+play the centre of the population: `--evaluate-every-steps 50000`.
 """
 
 import sys
@@ -19,7 +19,7 @@ EXPERIMENT = app.Experiment(
   pipeline.Config(
     total_steps=500_000,
     agent=evolution.Config(),
-    population=perturbed.Config(pairs=16, envs_per_worker=32),
+    population=perturbed.Config(pairs=16),
   ),
   continuous=app.preset(measured=False, games="MuJoCo", pairs=128),
 )

@@ -44,7 +44,7 @@ class Config:
   """
 
   pairs: int = types.setting(16, low=1, high=2**20)
-  num_workers: int = types.setting(0, changes="resume", low=0, high=2**20)
+  num_workers: int = types.setting(2, changes="resume", low=0, high=2**20)
   envs_per_worker: int = types.setting(16, low=1, high=2**20)
   lease_pairs: int = types.setting(8, changes="resume", low=1, high=2**16)
   lease_seconds: float = types.setting(

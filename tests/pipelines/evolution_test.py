@@ -235,14 +235,14 @@ def test_only_evaluations_rate_the_centre(tmp_path):
   ("program", "steps", "minimum"), [(es, 500_000, 450), (ars, 100_000, 475)]
 )
 def test_the_centre_learns_cartpole(program, steps, minimum, tmp_path):
-  config = app.Experiment(program.EXPERIMENT.config).with_presets(
-    dataclasses.replace(
-      program.EXPERIMENT.config,
-      env=envs.Config("CartPole-v1"),
-      total_steps=steps,
-    ),
-    "",
-  )[0]
+  asked = running.replaced(
+    program.EXPERIMENT.config,
+    env=envs.Config("CartPole-v1"),
+    total_steps=steps,
+  )
+  alone = dataclasses.replace(asked.population, num_workers=0)
+  asked = dataclasses.replace(asked, population=alone)
+  config, _ = app.Experiment(asked).with_presets(asked, "")
   made = running.Own(config)
   made.run()
   played = evaluator.Evaluator(

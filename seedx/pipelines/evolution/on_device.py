@@ -53,7 +53,7 @@ class Config(process.Config):
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the only process: programs that play and update."""
-    population = perturbed.Config(pairs=self.pairs)
+    population = perturbed.Config(pairs=self.pairs, num_workers=0)
     centre = training.Centre(self, context, self.learner, population)
     mesh = sharding.mesh(centre.learning.cores)
     one, each = PartitionSpec(), PartitionSpec(sharding.CORES)
