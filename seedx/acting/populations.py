@@ -97,11 +97,10 @@ class Iterations:
     self._acted.add(int(lengths.sum()), returns.ravel(), lengths.ravel())
     with self._changed:
       self._episodes += lengths.size
-      is_new = int(results.version) == self._version
+      # Pairs of older iterations are not missing.
       used = [x for x in results.pair.tolist() if x in self._missing]
-      if not is_new or len(used) < len(results.pair):
-        self._old += lengths.size - 2 * len(used) * is_new
-      if not is_new:
+      self._old += lengths.size - 2 * len(used)
+      if not used:
         return
       rows = [self._index[x] for x in used]
       mine = np.isin(results.pair, used)

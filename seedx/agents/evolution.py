@@ -16,10 +16,12 @@ from typing import Any, Literal, NamedTuple, NoReturn, Self
 import dm_env
 import jax
 import jax.numpy as jnp
+from jax import flatten_util
 from jax.sharding import PartitionSpec
 
 from seedx import distributions, losses, networks, sharding, types
 from seedx.agents import acting_step, base, models, normalizer, optimizers
+from seedx.on_cpu import random_keys
 
 
 class Totals(NamedTuple):
@@ -215,13 +217,12 @@ _SIDES = ("left", "right")
 
 def noise(params: types.Tree, pair: types.Array) -> types.Tree:
   """Returns a pair's standard normal noise, like `params`; `pair` is `[]`."""
-  leaves, structure = jax.tree.flatten(params)
-  key = jax.random.fold_in(jax.random.key(0), pair)
-  drawn = [
-    jax.random.normal(jax.random.fold_in(key, i), leaf.shape)
-    for i, leaf in enumerate(leaves)
-  ]
-  return jax.tree.unflatten(structure, drawn)
+  flat, unravel = flatten_util.ravel_pytree(params)
+  key = random_keys.unrolled(jax.random.key(0))
+  drawn: types.Tree = unravel(
+    jax.random.normal(jax.random.fold_in(key, pair), flat.shape)
+  )
+  return drawn
 
 
 def members(

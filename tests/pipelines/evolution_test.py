@@ -150,12 +150,14 @@ def test_late_results_are_counted_and_not_learned_from(tmp_path):
       pair=lease.pair,
       returns=np.full(shape, value, np.float32),
       lengths=np.ones(shape, np.int32),
+      totals=zeros.totals._replace(count=np.float32(1)),
     )
 
   book.add(results(again, 1.0))
   for lease in leases:
     book.add(results(lease, 2.0))
   complete = book.collect()
+  assert complete.totals.count == 4
   first = np.isin(complete.pair, again.pair)
   assert np.all(complete.returns[first] == 1.0)
   assert np.all(complete.returns[~first] == 2.0)
