@@ -10,7 +10,7 @@ import pytest
 
 from experiments import anakin_es, ars, es
 from seedx import app, envs, types, wire
-from seedx.acting import evaluator, parameters, perturbed
+from seedx.acting import evaluator, parameters, perturbed, populations
 from seedx.agents import a2c, evolution
 from seedx.learning import learner
 from seedx.pipelines import evolution as pipeline
@@ -118,13 +118,16 @@ def test_the_pairs_of_a_dead_worker_are_played_by_another(alone, tmp_path):
       dead = client.exchange(perturbed.RESULTS, results, lease)
       lost = dead(none).pair.tolist()
       dead.close()
+    (book,) = (
+      x for x in made.process.measures if isinstance(x, populations.Iterations)
+    )
+    running.wait_until(lambda: {*lost} <= {*book._free}, seconds=20)
     worker = threading.Thread(
       target=made._act, args=(made.nodes[0],), daemon=True
     )
     worker.start()
     made.main.join(300)
     worker.join(300)
-  assert lost
   actual = made.learner.state
   chex.assert_trees_all_close(actual.params, alone.params, atol=2e-5)
 
