@@ -24,6 +24,7 @@ AGENT = CONFIG.make(SPEC)
 STATE = jax.jit(AGENT.init)(jax.random.key(0))
 KEY = jax.random.key(0)
 UPDATE = jax.jit(AGENT.update)
+GRADIENTS = jax.jit(AGENT.gradients)
 PAIRS = 8
 
 
@@ -142,9 +143,7 @@ def test_pairs_with_returns_that_are_not_finite_are_left_out_and_counted(wrong):
   weight[kept] = (ranks[:, 0] - ranks[:, 1]) / 7
   step = evolution.weighted_noise(STATE.params, batch.pair, weight)
   expected = jax.tree.map(lambda x, y: 0.005 * x - y, STATE.params, step)
-  grads, _ = AGENT.gradients(
-    STATE, KEY, batch._replace(returns=jnp.float32(returns))
-  )
+  grads, _ = GRADIENTS(STATE, KEY, batch._replace(returns=jnp.float32(returns)))
   chex.assert_trees_all_close(grads.params, expected, atol=1e-6)
   assert output.metrics["pairs_left_out"] == 1
   assert output.metrics["fitness"] == pytest.approx(returns[kept].mean(), 1e-4)
@@ -215,13 +214,13 @@ def test_members_act_with_their_own_parameters():
     evolution.no_totals(STATE.statistics),
   )
   counts = np.array([True, False, True])
-  action, after = evolution.act(
-    AGENT, SPEC, population, STATE.statistics, timestep, counts
-  )
+  act = jax.jit(functools.partial(evolution.act, AGENT, SPEC))
+  action, after = act(population, STATE.statistics, timestep, counts)
+  step = jax.jit(AGENT.step)
   for k in range(3):
     acting = AGENT.acting(STATE)
     one = acting._replace(params=jax.tree.map(lambda x, k=k: x[k], params))
-    alone, _ = AGENT.step(
+    alone, _ = step(
       one, KEY, inputs._replace(timestep=timestep), AGENT.initial_core_state(3)
     )
     assert action[k] == alone.action[k]

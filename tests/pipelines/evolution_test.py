@@ -52,6 +52,8 @@ def trained(config):
   last = cells.run_all(
     made, lambda: states.append(running.copied(made.learner.state))
   )
+  # Only evaluations rate the centre.
+  assert made.acted.score() is None and last["episode_return"] is not None
   return last, states[0]
 
 
@@ -65,13 +67,9 @@ def alone(tmp_path_factory):
   return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  ("workers", "rebuild"),
-  [
-    (3, True),
-    pytest.param(1, True, marks=pytest.mark.slow),
-    pytest.param(2, False, marks=pytest.mark.slow),
-  ],
+  ("workers", "rebuild"), [(1, True), (3, True), (2, False)]
 )
 def test_workers_make_the_updates_of_one_process(
   workers, rebuild, alone, tmp_path, monkeypatch
@@ -186,6 +184,7 @@ def test_results_of_other_pairs_are_refused(tmp_path):
     made.stop.set()
 
 
+@pytest.mark.slow
 def test_devices_make_the_update_of_episodes_that_all_cores_play():
   states = []
   for devices in ((0,), (0, 1)):
@@ -226,13 +225,6 @@ def test_other_agents_and_pairs_that_devices_do_not_divide_are_refused(
     on_device.Config(
       agent=AGENT, learner=learner.DevicesConfig(learner_devices=(0, 1, 2))
     )
-
-
-def test_only_evaluations_rate_the_centre(tmp_path):
-  made = running.Own(config_of(tmp_path, 0))
-  made.run()
-  assert made.acted.score() is None
-  assert made.sink.lines[-1]["episode_return"] is not None
 
 
 @pytest.mark.slow
