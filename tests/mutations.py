@@ -77,6 +77,24 @@ lost-windows-of-a-labeller acting/labels.py acting/labels
 labels-of-the-future acting/labels.py acting/labels
 - request.version, 0, server._version()
 + request.version, 0, 2**30
+equal-returns-by-order agents/evolution.py agents/evolution_strategies
+- (low + high - 1) / 2
++ low
+left-out-pairs-count agents/evolution.py agents/evolution_strategies
+- jnp.all(jnp.isfinite(returns), axis=1)
++ jnp.ones(len(returns), bool)
+equal-returns-move-ars agents/evolution.py agents/evolution_strategies
+- where(deviation > 0, count * deviation, jnp.inf)
++ where(deviation > 0, count * deviation, 0.0)
+late-results-are-learned acting/populations.py pipelines/evolution
+- if not used:
++ if False:
+lost-pairs-of-a-worker acting/populations.py pipelines/evolution
+- self._book.give_back(self._held)
++ pass
+members-of-the-last-iteration acting/perturbed.py acting/perturbed
+- if len(row):
++ if len(row) and version == 0:
 train-buffer-grows learning/labelled.py learning/labelled
 - index = self._sizes[core] % self._capacity
 + index = self._sizes[core]

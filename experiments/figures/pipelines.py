@@ -374,6 +374,31 @@ _GORILA = Figure(
   ],
 )
 
+_EVOLUTION = Figure(
+  "2017 · Evolution Strategies (Salimans et al.)",
+  "Workers step environments with perturbed parameters, and send numbers of"
+  " pairs and returns. Learner and workers make the same update from all"
+  " returns.",
+  [
+    _box("process", 30, 80, 232, 210, "workers", copies=3),
+    _box("env", 44, 96, 70, 140, "envs"),
+    _box("act", 156, 96, 92, 60, "members"),
+    _box("learn", 156, 186, 92, 50, "update"),
+    _data("114 112 H156"),
+    _data("156 140 H114"),
+    _copy("202 186 V156"),
+    _box("process", 402, 80, 180, 210, "learner"),
+    _box("buffer", 416, 96, 152, 46, "returns of pairs"),
+    _box("learn", 416, 190, 152, 46, "update"),
+    _data("248 119 H416"),
+    _text("pairs, returns", 336, 111),
+    _text("gRPC", 336, 166, "middle wire"),
+    _data("402 211 H248"),
+    _text("all returns", 336, 232),
+    _data("492 142 V190"),
+  ],
+)
+
 PIPELINES = {
   "seed": _SEED,
   "sync": _SYNC,
@@ -384,6 +409,7 @@ PIPELINES = {
   "anakin": _ANAKIN,
   "offline": _OFFLINE,
   "qt_opt": _QT_OPT,
+  "evolution": _EVOLUTION,
 }
 
 _LEGEND = [

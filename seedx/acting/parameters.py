@@ -19,10 +19,14 @@ class Source:
   """Server of the newest acting parameters.
 
   Each version is copied from the device once, for all clients.
+
+  Attributes:
+    sent_bytes: number of bytes of parameters sent so far.
   """
 
   def __init__(self, newest: Callable[[], tuple[types.Tree, int]]) -> None:
     """Makes a source of what `newest` returns: parameters and their version."""
+    self.sent_bytes = 0
     self._newest = newest
     self._copying = threading.Lock()
     self._copy: unroll_messages.Snapshot | None = None
@@ -32,12 +36,9 @@ class Source:
   ) -> None:
     """Binds a method that clients fetch from."""
     acting, _ = self._newest()
-    server.bind(
-      method,
-      self._versioned,
-      inputs=wire.NOTHING,
-      outputs=unroll_messages.parameters_layout(acting),
-    )
+    outputs = unroll_messages.parameters_layout(acting)
+    self._bytes = outputs.message_bytes(1)
+    server.bind(method, self._versioned, wire.NOTHING, outputs)
 
   def _versioned(self, nothing: types.Tree) -> unroll_messages.Snapshot:
     del nothing
@@ -46,6 +47,7 @@ class Source:
       if self._copy is None or self._copy.version != version:
         host = jax.tree.map(np.asarray, acting)
         self._copy = unroll_messages.Snapshot(np.int32(version), host)
+      self.sent_bytes += self._bytes
       return self._copy
 
 

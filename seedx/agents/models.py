@@ -136,7 +136,7 @@ class Model:
       types.ConfigError: an option has no effect on the observations, or there
         are too many layers.
     """
-    observation, _ = _without_mask(spec, spec.observation)
+    observation, _ = without_mask(spec, spec.observation)
     leaves = tuple(jax.tree.leaves(observation))
     _check_use(config, leaves)
     network = networks.Network(
@@ -160,7 +160,7 @@ class Model:
     inputs = jax.tree.map(
       lambda x: jnp.asarray(x)[None], acting_step.zero_inputs(self.spec, 1)
     )
-    observation, _ = _without_mask(self.spec, inputs.timestep.observation)
+    observation, _ = without_mask(self.spec, inputs.timestep.observation)
     timestep = inputs.timestep._replace(observation=observation)
     arguments = (
       inputs._replace(timestep=timestep),
@@ -180,7 +180,7 @@ class Model:
       )
     statistics: types.Tree = ()
     if self.config.normalize_observations:
-      spec, _ = _without_mask(self.spec, self.spec.observation)
+      spec, _ = without_mask(self.spec, self.spec.observation)
       statistics = normalizer.init(spec)
     return Variables(params, statistics)
 
@@ -204,9 +204,9 @@ class Model:
     are computed (see `networks.Network`). A head such as a critic's takes an
     action `[T, B, ...]`, or `[K, B, ...]` for these steps.
     """
-    observation, mask = _without_mask(self.spec, inputs.timestep.observation)
+    observation, mask = without_mask(self.spec, inputs.timestep.observation)
     if self.config.normalize_observations:
-      spec, _ = _without_mask(self.spec, self.spec.observation)
+      spec, _ = without_mask(self.spec, self.spec.observation)
       observation = normalizer.normalize(
         variables.statistics, spec, observation
       )
@@ -233,8 +233,8 @@ class Model:
     """
     if not self.config.normalize_observations:
       return ()
-    spec, _ = _without_mask(self.spec, self.spec.observation)
-    observation, _ = _without_mask(self.spec, inputs.timestep.observation)
+    spec, _ = without_mask(self.spec, self.spec.observation)
+    observation, _ = without_mask(self.spec, inputs.timestep.observation)
     first = inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
     return normalizer.measure(
       statistics,
@@ -409,7 +409,7 @@ def _check_use(
     )
 
 
-def _without_mask(
+def without_mask(
   spec: types.EnvironmentSpec, observation: types.Tree
 ) -> tuple[types.Tree, types.Tree | None]:
   """Splits an observation, or its specs, into network input and action mask."""

@@ -24,7 +24,7 @@ class Config:
     learning_rate: initial learning rate.
     learning_rate_end: final learning rate as a fraction of `learning_rate`,
       with linear decay over the run; 1 keeps it constant.
-    optimizer: Adam or RMSProp.
+    optimizer: Adam, RMSProp, or the gradient as it is.
     adam_epsilon: epsilon in Adam's denominator.
     rms_epsilon: epsilon inside RMSProp's square root.
     max_gradient_norm: global gradient norm above which gradients are clipped; 0
@@ -41,7 +41,7 @@ class Config:
     2e-3, changes="run_time", low=0.0, high=1e3
   )
   learning_rate_end: float = types.setting(0.0, low=0.0, high=1.0)
-  optimizer: Literal["adam", "rmsprop"] = "adam"
+  optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
   adam_epsilon: float = types.setting(1e-5, low=0.0, high=1.0)
   rms_epsilon: float = types.setting(1e-5, low=0.0, high=1.0)
   max_gradient_norm: float = types.setting(0.5, low=0.0)
@@ -114,6 +114,7 @@ class Optimizer:
     scale = {
       "adam": optax.scale_by_adam(eps=config.adam_epsilon),
       "rmsprop": optax.scale_by_rms(_RMS_DECAY, config.rms_epsilon),
+      "sgd": optax.identity(),
     }
     norm = config.max_gradient_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()

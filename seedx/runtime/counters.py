@@ -20,6 +20,8 @@ class ActingCounts:
     lengths: lengths of whole games, in env steps.
     info: entries of the last `info` of whole games, by name.
     wall_clock: clock of the run, which is saved with the counts.
+    rates_policy: whether the returns are those of the policy that is trained,
+      and not of others near it.
   """
 
   def __init__(
@@ -39,6 +41,7 @@ class ActingCounts:
     """
     self.wall_clock = wall_clock or clocks.WallClock()
     self._total_steps = total_steps
+    self.rates_policy = True
     self.returns: metrics.Latest | metrics.MeanOfSeeds = metrics.Latest()
     self.lengths = metrics.Latest()
     self.info = {name: metrics.Latest() for name in log_info}
@@ -130,7 +133,9 @@ class ActingCounts:
     The mean is None before `all_have_ended`, and while some environment has not
     ended an episode for much longer than before.
     """
-    if not self.all_have_ended or self._rounds.is_overdue(self._env_steps):
+    if not (self.rates_policy and self.all_have_ended):
+      return None
+    if self._rounds.is_overdue(self._env_steps):
       return None
     return self.returns.mean()
 

@@ -7,7 +7,8 @@ import numpy as np
 # EnvPool's seeds are int32: the lower half is for training, the upper half for
 # evaluation.
 _SEED_BITS = 30
-_NUM_SEEDS = 2**_SEED_BITS
+# The number of seeds for training.
+NUM_SEEDS = 2**_SEED_BITS
 _MAX_ENVS = 2**16
 _SEEDS_OF_PART = 2**20
 
@@ -41,7 +42,7 @@ class Seeds:
     """Returns the first of `count` consecutive seeds."""
     with self._lock:
       self.taken += count
-      first = self._next if self._next + count <= _NUM_SEEDS else 0
+      first = self._next if self._next + count <= NUM_SEEDS else 0
       self._next = first + count
       return first
 
@@ -50,7 +51,7 @@ class Seeds:
     with self._lock:
       by_others = max(0, self.taken_together - self.taken)
       of_first = self._next - self._part * _SEEDS_OF_PART
-      return np.int64((of_first + by_others) % _NUM_SEEDS)
+      return np.int64((of_first + by_others) % NUM_SEEDS)
 
   def restore(self, saved: np.integer) -> None:
     """Continues with seeds that the saved run has not used."""
@@ -59,16 +60,16 @@ class Seeds:
 
   def _place(self, of_first: int) -> int:
     """Returns the place of this part, given the place of the first part."""
-    return (of_first + self._part * _SEEDS_OF_PART) % _NUM_SEEDS
+    return (of_first + self._part * _SEEDS_OF_PART) % NUM_SEEDS
 
 
 def evaluation_seed(seed: int, number: int) -> int:
   """Returns the seed of evaluation episode `number` of a run with `seed`."""
   # The evaluation's other environments have the seeds that follow.
-  place = (_place(seed) + number) % (_NUM_SEEDS - _MAX_ENVS)
-  return _NUM_SEEDS + place
+  place = (_place(seed) + number) % (NUM_SEEDS - _MAX_ENVS)
+  return NUM_SEEDS + place
 
 
 def _place(seed: int) -> int:
   """Returns the seed with its bits reversed, so that runs start far apart."""
-  return int(f"{seed % _NUM_SEEDS:0{_SEED_BITS}b}"[::-1], 2)
+  return int(f"{seed % NUM_SEEDS:0{_SEED_BITS}b}"[::-1], 2)

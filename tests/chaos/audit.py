@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import types
-from seedx.agents import a2c, base, dqn, ppo, qt_opt, vtrace
+from seedx.agents import a2c, base, dqn, evolution, ppo, qt_opt, vtrace
 
 VIOLATION = "VIOLATION"
 AUDITED = "audited"
@@ -25,7 +25,7 @@ _PRINT_SECONDS = 2.0
 
 def of(config: base.Config) -> base.Config:
   """Returns the audited agent's config, with the values of `config`."""
-  for kind in (A2C, DQN, PPO, QTOPT, VTRACE):
+  for kind in (A2C, DQN, ES, PPO, QTOPT, VTRACE):
     if type(config) is kind.__base__:
       values = {
         field.name: getattr(config, field.name)
@@ -41,9 +41,13 @@ def audited(agent: base.Agent) -> base.Agent:
   audit = Audit(once=agent.needs.window is None)
 
   def look(state: base.AgentState, batch: types.Tree) -> None:
+    finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(state.params)]
+    if isinstance(batch, evolution.Fitness):
+      is_finite = jnp.all(jnp.stack(finite))
+      jax.debug.callback(audit.pairs, batch.pair, batch.returns, is_finite)
+      return
     unroll = batch.unroll if isinstance(batch, types.Sample) else batch
     timestep = unroll.inputs.timestep
-    finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(state.params)]
     jax.debug.callback(
       audit,
       timestep.observation["origin"],
@@ -125,10 +129,22 @@ class Audit:
       self._expect(inside.all(), "discounts that no environment returns")
       if self._once and len(origin):
         self._check_once(origin[0], count[0], len(origin) - 1)
-      self._audited += origin.shape[1]
-      if time.monotonic() - self._printed_seconds > _PRINT_SECONDS:
-        self._printed_seconds = time.monotonic()
-        _print_line(f"{AUDITED} {self._audited}")
+      self._count(origin.shape[1])
+
+  def pairs(
+    self, pair: np.ndarray, returns: np.ndarray, params_are_finite: np.ndarray
+  ) -> None:
+    """Checks pairs `[P]` and their returns `[P, 2]`."""
+    pair = np.asarray(pair)
+    with self._lock:
+      self._expect(bool(params_are_finite), "parameters that are not finite")
+      self._expect(np.isfinite(returns).all(), "returns that are not finite")
+      self._expect((np.diff(pair) == 1).all(), "pairs of two iterations")
+      self._expect(
+        pair[0] >= self._ends[0], "pairs from which it has learned before"
+      )
+      self._ends[0] = int(pair[-1]) + 1
+      self._count(len(pair))
 
   def _check_once(
     self, origin: np.ndarray, first: np.ndarray, transitions: int
@@ -137,6 +153,12 @@ class Audit:
       start, last_end = int(first[k]), self._ends[int(origin[k])]
       self._expect(start >= last_end, "steps from which it has learned before")
       self._ends[int(origin[k])] = start + transitions
+
+  def _count(self, audited: int) -> None:
+    self._audited += audited
+    if time.monotonic() - self._printed_seconds > _PRINT_SECONDS:
+      self._printed_seconds = time.monotonic()
+      _print_line(f"{AUDITED} {self._audited}")
 
   def _expect(self, holds: Any, violation: str) -> None:
     if not holds:
@@ -160,6 +182,8 @@ def _state_of(inputs: types.Inputs) -> types.Inputs:
 
 
 def _batch_of(batch: types.Tree) -> types.Tree:
+  if isinstance(batch, evolution.Fitness):
+    return batch
   if isinstance(batch, types.Sample):
     return batch._replace(unroll=_batch_of(batch.unroll))
   return batch._replace(inputs=_state_of(batch.inputs))
@@ -186,6 +210,7 @@ def _kind(name: str, base_kind: Any) -> Any:
 
 A2C = _kind("A2C", a2c.Config)
 DQN = _kind("DQN", dqn.Config)
+ES = _kind("ES", evolution.Config)
 PPO = _kind("PPO", ppo.Config)
 QTOPT = _kind("QTOPT", qt_opt.Config)
 VTRACE = _kind("VTRACE", vtrace.Config)

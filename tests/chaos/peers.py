@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
+import jax
 import numpy as np
 import tree
 
@@ -19,12 +20,14 @@ from seedx import envs, types, wire
 from seedx.acting import (
   labels,
   local_actor,
+  perturbed,
   protocol,
   unroll_messages,
   unroll_store,
 )
+from seedx.agents import evolution as agents
 from seedx.launch import joining
-from seedx.pipelines import gorila, impala, seed
+from seedx.pipelines import evolution, gorila, impala, seed
 from seedx.pipelines.gorila import parameter_server, reports, worker
 from seedx.wire import calls
 
@@ -56,6 +59,18 @@ def methods(config: Any) -> list[Method]:
     return [join, Method(protocol.ACT, inputs, {"num_envs": rows})]
   if isinstance(config, impala.Config):
     return [join, *_of_unrolls(config)]
+  if isinstance(config, evolution.Config):
+    state = jax.eval_shape(
+      config.agent.make(envs.spec(config.env)).init, jax.random.key(0)
+    )
+    totals = agents.no_totals(state.statistics)
+    results, _, version, _ = perturbed.layouts(totals, config.population)
+    return [
+      join,
+      Method(perturbed.RESULTS, results),
+      Method(perturbed.FITNESS, version),
+      Method(unroll_messages.PARAMETERS, wire.NOTHING),
+    ]
   agent = _agent(config)
   shapes = worker.Shapes.of(
     agent, envs.spec(config.env), config.plan, config.workers

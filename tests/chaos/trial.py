@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 
 from seedx import checkpoint, metrics, wire
-from seedx.pipelines import gorila, seed
+from seedx.pipelines import evolution, gorila, seed
 from seedx.pipelines.gorila import reports
 from tests.chaos import audit, environment, peers, program
 
@@ -274,7 +274,8 @@ class Trial:
     if isinstance(self._config, seed.Config):
       words = ["seedx.join", self._address]
     else:
-      role = "worker" if isinstance(self._config, gorila.Config) else "actor"
+      has_workers = isinstance(self._config, gorila.Config | evolution.Config)
+      role = "worker" if has_workers else "actor"
       words = ["tests.chaos.program", self._plan.experiment]
       words += ["--role", role, "--address", self._address]
     words += ["--env", program.ENV, "--give-up-seconds", f"{_GIVE_UP_SECONDS}"]

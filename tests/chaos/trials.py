@@ -39,6 +39,10 @@ PIPELINES: Mapping[str, tuple[str, Sequence[str]]] = {
   "impala": ("impala", _ACTORS),
   "apex": ("apex_dqn", _SMALL_REPLAY),
   "qt_opt": ("qt_opt", (*_SMALL_REPLAY, "--envs-per-actor", "4")),
+  "evolution": (
+    "es",
+    ("--num-workers", "2", "--envs-per-worker", "4", "--lease-seconds", "5"),
+  ),
   # Workers' replays are not in a checkpoint, so they must fill up again.
   "gorila": ("gorila_dqn", _SMALL_REPLAY),
   # A fault of an environment ends these runs at once, to test resuming.

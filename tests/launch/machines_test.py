@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from experiments import gorila_dqn, qt_opt, seed_vtrace
+from experiments import es, gorila_dqn, qt_opt, seed_vtrace
 from seedx import join, metrics, wire
 from seedx.app import certificates
 from tests import programs, running
@@ -35,6 +35,10 @@ RUNS = {
     "--total-steps 4000 --hidden-sizes 8 --envs-per-actor 4 --batch-size 4"
     " --replay-min-steps 100 --replay-ratio 4 --num-labellers 1",
     ["actor", "labeller"],
+  ),
+  es: (
+    "--total-steps 100000 --hidden-sizes 8 --num-workers 1 --envs-per-worker 4",
+    ["worker"],
   ),
 }
 
@@ -100,6 +104,7 @@ def attack(address, methods, files, tmp_path):
     pytest.param(seed_vtrace, marks=pytest.mark.slow),
     pytest.param(gorila_dqn, marks=pytest.mark.long),
     pytest.param(qt_opt, marks=pytest.mark.slow),
+    pytest.param(es, marks=pytest.mark.slow),
   ],
 )
 def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):

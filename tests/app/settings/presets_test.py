@@ -13,6 +13,7 @@ from seedx.agents import (
   critics,
   ddpg,
   dqn,
+  evolution,
   iql,
   qt_opt,
   r2d2,
@@ -106,7 +107,8 @@ PAIRS = [
 def envs_of(name, agent=""):
   """Returns environments of all kinds that an experiment can train in."""
   agent = experiments.load(name).with_agent(agent).agent
-  if isinstance(agent, critics.Config | iql.Config | qt_opt.Config):
+  kinds = critics.Config | iql.Config | qt_opt.Config | evolution.Config
+  if isinstance(agent, kinds):
     return CONTINUOUS
   return GAMES if isinstance(agent, alphazero.Config) else ENVS
 
@@ -131,7 +133,11 @@ def check_agent(name, agent, **fields):
   elif (name, agent) == ("impala", "dqn"):
     reason = "expected a replay"
   try:
-    config.plan.agent(config.agent, envs.spec(config.env))
+    spec = envs.spec(config.env)
+    if isinstance(config.agent, evolution.Config):
+      config.agent.make(spec)
+    else:
+      config.plan.agent(config.agent, spec)
   except types.ConfigError as error:
     assert reason and reason in str(error)
   else:
@@ -315,9 +321,10 @@ def test_settings_have_unique_names_sentences_and_ranges(name, agent):
   common = {"env", "total_steps", "seed", "learning_rate", "run_dir"}
   assert common <= {*settings}
   positive = {x for x in settings if x.startswith(("num_env", "envs_per"))}
-  counts = {"unroll_length", "batch_size", "total_steps"} & {*settings}
+  counts = {"unroll_length", "batch_size", "total_steps", "pairs"}
+  counts &= {*settings}
   if "dataset" not in settings:  # Offline, no environment acts.
-    assert positive and len(counts) >= 2
+    assert (positive or "pairs" in counts) and len(counts) >= 2
   for key in positive | counts:
     with pytest.raises(types.ConfigError, match=f"expected {key} "):
       configs.replaced(config, {key: 0})

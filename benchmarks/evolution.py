@@ -1,0 +1,216 @@
+"""Measures the pipeline `evolution`: many workers, and a device's population.
+
+  python -m benchmarks.evolution
+
+The first table has canned workers, which compute nothing and sleep 100 ms for
+each episode, and the rate of one of them beside that with 4 workers. The second
+one has the env steps of a population of 512 on functional CartPole: in the
+pipeline, for a policy that has learned (episodes of 500 steps) and for a new
+one, beside its steps and forward passes alone.
+"""
+
+import functools
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import envs, wire
+from seedx.acting import perturbed
+from seedx.agents import acting_step, base, evolution
+from seedx.envs import functional
+from seedx.pipelines import evolution as pipeline
+from seedx.pipelines.evolution import on_device
+from seedx.runtime import process, running
+
+_WORKERS = (4, 16, 64)
+_EPISODE_SECONDS = 0.1
+_SECONDS = 15.0
+_PAIRS_PER_WORKER = 8
+_LEASE = 2
+_AGENT = evolution.Config(hidden_sizes=(64, 64))
+_STEPS = 500
+_REPEATS = 5
+
+
+def main() -> None:
+  """Prints both tables."""
+  print("| workers | episodes/s | per worker, of 4 workers | learner's CPU |")
+  print("|---|---|---|---|")
+  first = 0.0
+  for workers in _WORKERS:
+    rate, cpu = _streams(workers)
+    first = first or rate / workers
+    share = rate / workers / first
+    print(f"| {workers} | {rate:.1f} | {share:.2f} | {cpu:.2f} cores |")
+  alone, trained, fresh, useful = _device()
+  print("\n| population of 512, functional CartPole | env steps/s | share |")
+  print("|---|---|---|")
+  print(f"| steps and forward passes alone | {alone:,.0f} | 1 |")
+  print(
+    f"| pipeline, learned policy | {trained:,.0f} | {trained / alone:.2f} |"
+  )
+  print(f"| pipeline, new policy | {fresh:,.0f} | {fresh / alone:.2f} |")
+  print(f"\nenvironments with a member, new policy: {useful:.0%} of the steps")
+
+
+def _streams(workers: int) -> tuple[float, float]:
+  """Returns episodes per second, and CPU seconds per second of the learner."""
+  population = perturbed.Config(
+    pairs=_PAIRS_PER_WORKER * workers, num_workers=workers, lease_pairs=_LEASE
+  )
+  with tempfile.TemporaryDirectory() as folder:
+    config = pipeline.Config(
+      env=envs.Config("CartPole-v1"),
+      agent=_AGENT,
+      total_steps=10**12,
+      population=population,
+    ).with_sockets(folder)
+    context = process.Context()
+    made = config.learn(context)
+    thread = threading.Thread(
+      target=running.run, args=(made, context, (), 0.5), daemon=True
+    )
+    thread.start()
+    child = multiprocessing.get_context("spawn").Process(
+      target=_canned, args=(config,), daemon=True
+    )
+    child.start()
+    while made.acted.returns.count < 8 * workers:  # Compiles, and connects.
+      time.sleep(0.1)
+    began, cpu = time.monotonic(), time.process_time()
+    before = made.acted.returns.count
+    time.sleep(_SECONDS)
+    seconds = time.monotonic() - began
+    rate = (made.acted.returns.count - before) / seconds
+    used = (time.process_time() - cpu) / seconds
+    context.stop.set()
+    thread.join()
+    child.join()
+  return rate, used
+
+
+def _canned(config: pipeline.Config) -> None:
+  """Runs all workers as threads."""
+  threads = [
+    threading.Thread(target=_worker, args=(config, k))
+    for k in range(config.population.num_workers)
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  os._exit(0)
+
+
+def _worker(config: pipeline.Config, seed: int) -> None:
+  rng = np.random.default_rng(seed)
+  results, lease, number, fitness = perturbed.layouts((), config.population)
+  with wire.Client(config.address) as client:
+    returns = client.exchange(perturbed.RESULTS, results, lease)
+    updates = client.exchange(perturbed.FITNESS, number, fitness)
+    played, version = perturbed.no_results(()), -1
+    while (held := returns(played)) is not None:
+      if 0 <= version < held.version and updates(np.int32(version)) is None:
+        return
+      version = int(held.version)
+      shape = len(held.pair), 2
+      time.sleep(_EPISODE_SECONDS * 2 * len(held.pair))
+      played = played._replace(
+        version=held.version,
+        pair=held.pair,
+        returns=np.float32(rng.normal(size=shape)),
+        lengths=np.full(shape, 100, np.int32),
+      )
+
+
+def _device() -> tuple[float, float, float, float]:
+  """Returns the rates of the second table, and the share of used steps."""
+  config = on_device.Config(
+    agent=evolution.Config().for_small(), total_steps=3_000_000, pairs=256
+  )
+  spec = envs.spec(config.env)
+  agent = config.agent.make(spec)
+  new = jax.jit(agent.init)(jax.random.key(0))
+  context = process.Context()
+  made = config.learn(context)
+  running.run(made, context, (), 1.0)
+  trained = made.parts["agent"].saved().agent
+  play = jax.jit(on_device.Episodes(agent, config))
+  update = jax.jit(agent.update)
+  pair = np.arange(config.pairs, dtype=np.int32)
+
+  def iterate(state: base.AgentState) -> np.ndarray:
+    returns, lengths, totals = jax.device_get(play(state, pair))
+    steps = lengths.sum(axis=1).astype(np.float32)
+    batch = evolution.Fitness(pair, returns, steps, totals)
+    jax.block_until_ready(update(state, jax.random.key(0), batch))
+    return np.asarray(lengths)
+
+  rates, used = [], []
+  for state in (trained, new):
+    lengths = iterate(state)
+    seconds = _fastest(functools.partial(iterate, state))
+    rates.append(lengths.sum() / seconds)
+    used.append(lengths.mean() / lengths.max())
+  return _alone(config, agent, trained), rates[0], rates[1], used[1]
+
+
+def _alone(
+  config: on_device.Config, agent: base.Agent, state: base.AgentState
+) -> float:
+  """Returns the env steps per second of members that never change."""
+  environment = functional.make(config.env)
+  spec, number = envs.spec(config.env), 2 * config.pairs
+  keys = functional.keys(0, number)
+  env = jax.jit(functools.partial(functional.init, environment))(keys)
+  params = jax.tree.map(
+    lambda x: jnp.broadcast_to(x, (number, *x.shape)), state.params
+  )
+  core = agent.initial_core_state(number)
+  counts = jnp.ones(number, bool)
+
+  @jax.jit
+  def steps(params: Any, env: Any) -> Any:
+    action = jnp.zeros(number, spec.action.dtype)
+    population = evolution.Population(
+      params, acting_step.ActingState(core, action), ()
+    )
+
+    def step(carry: Any, time: jax.Array) -> Any:
+      env, action, population = carry
+      times = jnp.full(number, time)
+      env, timestep = functional.step(environment, env, action, keys, times)
+      action, population = evolution.act(
+        agent, spec, population, (), timestep, counts
+      )
+      return (env, action, population), None
+
+    carry = env, action, population
+    return jax.lax.scan(step, carry, jnp.arange(_STEPS))[0][1]
+
+  def run() -> None:
+    jax.block_until_ready(steps(params, env))
+
+  run()
+  return number * _STEPS / _fastest(run)
+
+
+def _fastest(function: Any) -> float:
+  """Returns the seconds of the fastest of several calls."""
+  seconds = []
+  for _ in range(_REPEATS):
+    began = time.monotonic()
+    function()
+    seconds.append(time.monotonic() - began)
+  return min(seconds)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,114 @@
+"""Players of a population's members."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from seedx import envs
+from seedx.acting import perturbed
+from seedx.agents import acting_step, evolution
+from tests import running
+
+CONFIG = evolution.Config(
+  hidden_sizes=(4,), sigma=0.2, normalize_observations=True
+)
+PAIR = np.int32([3, 8, 5])
+
+
+def env_of(**options):
+  return envs.Config("jax:tests.population_envs:Constant", options)
+
+
+SPEC = envs.spec(env_of())
+AGENT = CONFIG.make(SPEC)
+STATE = jax.jit(AGENT.init)(jax.random.key(1))
+
+
+def player_of(**options):
+  cap = options.pop("max_episode_steps", 1000)
+  config = perturbed.Config(envs_per_worker=4, max_episode_steps=cap)
+  seeds = iter([0, 100, 200, 300])
+  return perturbed.Player(
+    AGENT, env_of(**options), config, lambda _: next(seeds)
+  )
+
+
+@jax.jit
+def rewards_of(state):
+  """Returns the reward of a step of each member, `[K, 2]`."""
+  inputs = acting_step.zero_inputs(SPEC, 1)
+  observation = np.float32([[1.0, 0.5]])
+  timestep = inputs.timestep._replace(observation=observation)
+  inputs = inputs._replace(timestep=timestep)
+
+  def reward(pair, sign):
+    noise = evolution.noise(state.params, pair)
+    params = jax.tree.map(lambda x, e: x + sign * 0.2 * e, state.params, noise)
+    acting = AGENT.acting(state)._replace(params=params)
+    core = AGENT.initial_core_state(1)
+    output, _ = AGENT.step(acting, jax.random.key(0), inputs, core)
+    return jax.numpy.clip(output.action[0, 0], -100, 100)
+
+  return jax.numpy.array([[reward(x, 1), reward(x, -1)] for x in PAIR])
+
+
+def test_members_play_whole_episodes_with_their_own_parameters():
+  player = player_of(length=7, random=True)
+  # Six members in four environments, twice.
+  for version in (0, 1):
+    played = player.play(STATE, version, PAIR, threading.Event())
+    assert played.version == version and played.pair.tolist() == PAIR.tolist()
+    assert played.lengths.min() >= 1 and played.lengths.max() <= 7
+    assert len(np.unique(played.lengths)) > 1
+    np.testing.assert_allclose(
+      played.returns, rewards_of(STATE) * played.lengths, rtol=1e-4
+    )
+    steps = played.lengths.sum()
+    assert played.totals.count == steps
+    np.testing.assert_allclose(
+      played.totals.offset[0], [steps, steps / 2], rtol=1e-5
+    )
+  player.close()
+
+
+def test_another_state_plays_in_the_same_environments_without_compiling():
+  player = player_of()
+  player.play(STATE, 0, PAIR, threading.Event())
+  with running.compiled() as names:
+    played = player.play(STATE, 1, PAIR, threading.Event())
+  assert not names
+  np.testing.assert_allclose(
+    played.returns, rewards_of(STATE) * played.lengths, rtol=1e-4
+  )
+  player.close()
+
+
+def test_long_episodes_are_cut():
+  player = player_of(length=1_000_000, max_episode_steps=3)
+  played = player.play(STATE, 0, PAIR, threading.Event())
+  assert np.all(played.lengths == 3)
+  np.testing.assert_allclose(played.returns, 3 * rewards_of(STATE), rtol=1e-4)
+  player.close()
+
+
+def test_a_stopped_player_returns_nothing():
+  stop = threading.Event()
+  stop.set()
+  player = player_of()
+  assert player.play(STATE, 0, PAIR, stop) is None
+  player.close()
+
+
+@pytest.mark.parametrize("hidden_sizes", [(4,), (256, 256)])
+def test_an_episode_takes_few_bytes_for_any_network(hidden_sizes):
+  agent = evolution.Config(hidden_sizes=hidden_sizes).make(SPEC)
+  state = jax.jit(agent.init)(jax.random.key(0))
+  totals = evolution.no_totals(state.statistics)
+  config = perturbed.Config()
+  results, lease, version, fitness = perturbed.layouts(totals, config)
+  pairs, episodes = config.lease_pairs, 2 * config.lease_pairs
+  up = results.message_bytes(pairs) + version.message_bytes(1)
+  down = lease.message_bytes(pairs) + fitness.message_bytes(config.pairs)
+  assert (up + down) / episodes < 200
