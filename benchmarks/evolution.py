@@ -6,7 +6,9 @@ The first table has canned workers, which compute nothing and sleep 100 ms for
 each episode, and the rate of one of them beside that with 4 workers. The second
 one has the env steps of a population of 512 on functional CartPole: in the
 pipeline, for a policy that has learned (episodes of 500 steps) and for a new
-one, beside its steps and forward passes alone.
+one, beside its steps and forward passes alone; and with evosax's `Open_ES`
+(Lange 2022, https://arxiv.org/abs/2212.04180) in the same environments, if
+evosax can be imported: `pip install evosax`.
 """
 
 import functools
@@ -49,10 +51,12 @@ def main() -> None:
     first = first or rate / workers
     share = rate / workers / first
     print(f"| {workers} | {rate:.1f} | {share:.2f} | {cpu:.2f} cores |")
-  alone, trained, fresh, useful = _device()
+  alone, evosax, trained, fresh, useful = _device()
   print("\n| population of 512, functional CartPole | env steps/s | share |")
   print("|---|---|---|")
   print(f"| steps and forward passes alone | {alone:,.0f} | 1 |")
+  if evosax:
+    print(f"| evosax's Open_ES | {evosax:,.0f} | {evosax / alone:.2f} |")
   print(
     f"| pipeline, learned policy | {trained:,.0f} | {trained / alone:.2f} |"
   )
@@ -130,7 +134,7 @@ def _worker(config: pipeline.Config, seed: int) -> None:
       )
 
 
-def _device() -> tuple[float, float, float, float]:
+def _device() -> tuple[float, float | None, float, float, float]:
   """Returns the rates of the second table, and the share of used steps."""
   config = on_device.Config(
     agent=evolution.Config().for_small(), total_steps=3_000_000, pairs=256
@@ -155,55 +159,72 @@ def _device() -> tuple[float, float, float, float]:
 
   rates, used = [], []
   for state in (trained, new):
-    lengths = iterate(state)
     seconds = _fastest(functools.partial(iterate, state))
+    lengths = iterate(state)
     rates.append(lengths.sum() / seconds)
     used.append(lengths.mean() / lengths.max())
-  return _alone(config, agent, trained), rates[0], rates[1], used[1]
+  return *_beside(config, agent, trained), rates[0], rates[1], used[1]
 
 
-def _alone(
+def _beside(
   config: on_device.Config, agent: base.Agent, state: base.AgentState
-) -> float:
-  """Returns the env steps per second of members that never change."""
+) -> tuple[float, float | None]:
+  """Returns the env steps per second of members that never change.
+
+  And those of evosax's ES; None if it cannot be imported.
+  """
   environment = functional.make(config.env)
   spec, number = envs.spec(config.env), 2 * config.pairs
   keys = functional.keys(0, number)
   env = jax.jit(functools.partial(functional.init, environment))(keys)
-  params = jax.tree.map(
-    lambda x: jnp.broadcast_to(x, (number, *x.shape)), state.params
-  )
   core = agent.initial_core_state(number)
   counts = jnp.ones(number, bool)
 
   @jax.jit
-  def steps(params: Any, env: Any) -> Any:
+  def steps(params: Any) -> jax.Array:
     action = jnp.zeros(number, spec.action.dtype)
     population = evolution.Population(
       params, acting_step.ActingState(core, action), ()
     )
 
     def step(carry: Any, time: jax.Array) -> Any:
-      env, action, population = carry
+      env, action, population, returns = carry
       times = jnp.full(number, time)
       env, timestep = functional.step(environment, env, action, keys, times)
       action, population = evolution.act(
         agent, spec, population, (), timestep, counts
       )
-      return (env, action, population), None
+      return (env, action, population, returns + timestep.reward), None
 
-    carry = env, action, population
-    return jax.lax.scan(step, carry, jnp.arange(_STEPS))[0][1]
+    carry = env, action, population, jnp.zeros(number)
+    return jax.lax.scan(step, carry, jnp.arange(_STEPS))[0][3]
 
-  def run() -> None:
-    jax.block_until_ready(steps(params, env))
+  params = jax.tree.map(
+    lambda x: jnp.broadcast_to(x, (number, *x.shape)), state.params
+  )
+  alone = number * _STEPS / _fastest(lambda: np.asarray(steps(params)))
+  try:
+    from evosax.algorithms import Open_ES
+  except ImportError:
+    return alone, None
+  strategy = Open_ES(number, state.params)
+  options, key = strategy.default_params, jax.random.key(0)
+  search = strategy.init(key, state.params, options)
 
-  run()
-  return number * _STEPS / _fastest(run)
+  @jax.jit
+  def iterate(search: Any) -> Any:
+    population, search = strategy.ask(key, search, options)
+    returns = steps(population)
+    # It minimizes.
+    return strategy.tell(key, population, -returns, search, options)[0]
+
+  seconds = _fastest(lambda: jax.block_until_ready(iterate(search)))
+  return alone, number * _STEPS / seconds
 
 
 def _fastest(function: Any) -> float:
-  """Returns the seconds of the fastest of several calls."""
+  """Returns the seconds of the fastest of several calls, after a first one."""
+  function()
   seconds = []
   for _ in range(_REPEATS):
     began = time.monotonic()

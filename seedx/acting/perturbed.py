@@ -17,7 +17,7 @@ import dm_env
 import jax
 import numpy as np
 
-from seedx import envs, types, wire
+from seedx import envs, trees, types, wire
 from seedx.acting import parameters, protocol
 from seedx.agents import acting_step, base, evolution
 
@@ -333,10 +333,12 @@ class _Centre:
       if fitness is None:
         return False
       if fitness.version == self.version:
-        self.state, _ = self._update(
+        state, _ = self._update(
           self.state, jax.random.key(0), fitness_of(fitness, 1)
         )
-        self.version = version
+        # The learner skips an update that is not finite: then it is fetched.
+        if trees.non_finite(jax.tree.leaves(state)) is None:
+          self.state, self.version = state, version
     if self.version < version:
       newest = self._fetched.newest()
       if newest is None:

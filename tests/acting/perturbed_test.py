@@ -1,6 +1,7 @@
 """Players of a population's members."""
 
 import threading
+import types
 
 import jax
 import numpy as np
@@ -99,6 +100,26 @@ def test_a_stopped_player_returns_nothing():
   player = player_of()
   assert player.play(STATE, 0, PAIR, stop) is None
   player.close()
+
+
+@pytest.mark.parametrize("offset", [1.0, np.inf])
+def test_an_update_that_is_not_finite_is_fetched(offset):
+  """The learner skips such an update, so its newest state is another one."""
+  totals = evolution.Totals(np.float32(9), (np.full(2, offset),), (np.ones(2),))
+  results = perturbed.Results(
+    np.int32(0), PAIR, np.ones((3, 2)), np.ones((3, 2), np.int32), totals
+  )
+  leaves = jax.tree.leaves(STATE)
+  centre = perturbed._Centre(AGENT, STATE)
+  centre.version, centre._rebuild = 0, True
+  centre._form = jax.tree.structure(STATE)
+  centre._fitness = lambda version: results
+  centre._fetched = types.SimpleNamespace(
+    newest=lambda: types.SimpleNamespace(acting=leaves, version=1)
+  )
+  assert centre.reach(1) and centre.version == 1
+  is_fetched = jax.tree.leaves(centre.state)[0] is leaves[0]
+  assert is_fetched == np.isinf(offset)
 
 
 @pytest.mark.parametrize("hidden_sizes", [(4,), (256, 256)])
