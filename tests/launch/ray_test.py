@@ -12,7 +12,7 @@ import threading
 import psutil
 import pytest
 
-from experiments import gorila_dqn, qt_opt, seed_vtrace
+from experiments import es, gorila_dqn, qt_opt, seed_vtrace
 from seedx import app, envs, types, wire
 from seedx.acting import local_actor, thin_actor
 from seedx.agents import a2c
@@ -93,6 +93,7 @@ FEW = {
   seed_vtrace: {"actors": thin_actor.Config(2, 16)},
   gorila_dqn: {"workers": local_actor.WorkersConfig(2, 4), "num_servers": 2},
   qt_opt: {"num_labellers": 2},
+  es: {"env": envs.Config("CartPole-v1")},
 }
 
 
@@ -130,6 +131,7 @@ def node_processes():
     pytest.param(seed_vtrace, marks=pytest.mark.slow),
     pytest.param(gorila_dqn, marks=pytest.mark.long),
     pytest.param(qt_opt, marks=pytest.mark.long),
+    pytest.param(es, marks=pytest.mark.long),
   ],
 )
 def test_a_run_trains_on_a_cluster(program, machines, security, tmp_path):

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from experiments import anakin_es, ars, es
-from seedx import app, envs, types, wire
+from seedx import app, checkpoint, envs, types, wire
 from seedx.acting import evaluator, parameters, perturbed, populations
 from seedx.agents import a2c, evolution
+from seedx.app.runs import checkpointer
 from seedx.learning import learner
 from seedx.pipelines import evolution as pipeline
 from seedx.pipelines.evolution import on_device, training
@@ -90,6 +91,22 @@ def test_workers_make_the_updates_of_one_process(
     assert workers <= len(fetches) <= 3 * workers
   else:
     assert len(fetches) >= 5
+
+
+@pytest.mark.slow
+def test_a_resumed_run_makes_the_same_updates(alone, tmp_path):
+  run_dir = tmp_path / "run"
+  for iterations in (2, 5):
+    config = config_of(tmp_path, 2, iterations)
+    app.train(
+      dataclasses.replace(config, address=""),
+      quiet=True,
+      **{"run_dir" if iterations == 2 else "resume": str(run_dir)},
+    )
+  saved = checkpoint.Checkpoints(checkpointer.directory(run_dir))
+  arrays = saved.restore(320, "run")
+  for path, leaf in checkpoint.named({"agent": {"params": alone.params}}):
+    np.testing.assert_allclose(arrays[path], leaf, atol=2e-5)
 
 
 def results_of(lease, state):
