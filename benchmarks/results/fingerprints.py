@@ -4,9 +4,10 @@ A fingerprint is a digest of the acting parameters after 20 updates with the
 row's agent, environment and settings, also its total number of env steps, which
 schedules depend on. Starts are shortened: a replay is filled for 512 env steps,
 and target networks and epsilon have short periods. Parameters count by their
-values alone, so that new names change nothing. `sync` and `anakin` train as
-they are. For other pipelines the agent trains in `sync` with the same batch:
-their fingerprints are of the agent, and not of the pipeline.
+values alone, so that new names change nothing. `sync`, `anakin` and `evolution`
+train as they are, the last one in one process with short episodes. For other
+pipelines the agent trains in `sync` with the same batch: their fingerprints are
+of the agent, and not of the pipeline.
 
 Equal programs have equal fingerprints on the same kind of CPU with the same
 versions of JAX.
@@ -30,11 +31,12 @@ import numpy as np
 from benchmarks.results import data
 from seedx.app.studies import trials
 from seedx.learning import learner
-from seedx.pipelines import anakin, sync
+from seedx.pipelines import anakin, evolution, sync
 from seedx.runtime import process
 
 _UPDATES = 20
 _REPLAY_STEPS = 512
+_EPISODE_STEPS = 50
 _PERIODS = {"target_period": 5, "epsilon_steps": 1_000}
 
 
@@ -82,8 +84,10 @@ def of_config(config: Any) -> str:
 
 
 def shortened(config: Any) -> Any:
-  """Returns the config of `sync` or `anakin` that learns soon."""
+  """Returns the config of a pipeline without other processes; learns soon."""
   config = _in_lock_step(config)
+  if isinstance(config, evolution.Config):
+    return config
   periods = {
     name: min(getattr(config.agent, name), period)
     for name, period in _PERIODS.items()
@@ -117,6 +121,11 @@ def _in_lock_step(config: Any) -> Any:
   """Returns the config itself, or that of `sync` with the same agent."""
   if isinstance(config, anakin.Config | sync.Config):
     return config
+  if isinstance(config, evolution.Config):
+    population = dataclasses.replace(
+      config.population, num_workers=0, max_episode_steps=_EPISODE_STEPS
+    )
+    return dataclasses.replace(config, population=population)
   if hasattr(config, "workers"):
     num_envs = config.workers.envs_per_worker
     unroll_length = config.workers.unroll_length
