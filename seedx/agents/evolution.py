@@ -104,7 +104,7 @@ class Config(models.Config):
   def for_small(self) -> Self:
     """Returns a copy for small tasks: larger noise and steps."""
     return dataclasses.replace(
-      self, learning_rate=0.05, sigma=0.1, hidden_sizes=(16,)
+      self, learning_rate=0.03, sigma=0.1, hidden_sizes=(16,)
     )
 
   def for_images(self) -> Self:
