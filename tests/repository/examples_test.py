@@ -59,8 +59,10 @@ def test_an_experiment_trains_and_has_its_metric(name, tmp_path):
   line = train(words, tmp_path / "run")
   assert line["learner_steps"] > 0
   assert line[metric] is not None
-  if name in ("ports", "rnd"):
+  if name == "ports":
     assert line["episode_return"] >= 0.9
+  if name == "rnd":  # A random policy has 2 ** -12, and rounding decides when.
+    assert line["episode_return"] >= 0.5
 
 
 @pytest.mark.slow
