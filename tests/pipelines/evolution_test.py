@@ -1,6 +1,7 @@
 """The pipeline `evolution`, in one process, with workers and on devices."""
 
 import dataclasses
+import pathlib
 import threading
 
 import chex
@@ -129,6 +130,7 @@ def test_the_pairs_of_a_dead_worker_are_played_by_another(alone, tmp_path):
     totals = evolution.no_totals(state.statistics)
     results, lease, *_ = perturbed.layouts(totals, config.population)
     none = perturbed.no_results(totals)
+    running.wait_until(pathlib.Path(config.address[5:]).exists)  # After unix:
     with wire.Client(config.address) as client:
       dead = client.exchange(perturbed.RESULTS, results, lease)
       lost = dead(none).pair.tolist()
@@ -192,6 +194,7 @@ def test_results_of_other_pairs_are_refused(tmp_path):
     totals = evolution.no_totals(made.learner.state.statistics)
     results, lease, *_ = perturbed.layouts(totals, config.population)
     none = perturbed.no_results(totals)
+    running.wait_until(pathlib.Path(config.address[5:]).exists)  # After unix:
     with wire.Client(config.address) as client:
       stream = client.exchange(perturbed.RESULTS, results, lease)
       held = stream(none)

@@ -18,7 +18,7 @@ _EXPERIMENTS = {
   "auxiliary_head": ("--total-steps 20000", "prediction"),
   "logged_number": ("--total-steps 20000", "clipped_advantage"),
   "ports": ("--total-steps 6000", "episode_return"),
-  "rnd": ("--total-steps 150000 --env-options size=12", "rnd_error"),
+  "rnd": ("--total-steps 200000 --env-options size=12", "rnd_error"),
   "two_losses": ("--total-steps 20000", "entropy"),
 }
 
@@ -59,10 +59,8 @@ def test_an_experiment_trains_and_has_its_metric(name, tmp_path):
   line = train(words, tmp_path / "run")
   assert line["learner_steps"] > 0
   assert line[metric] is not None
-  if name == "ports":
+  if name in ("ports", "rnd"):
     assert line["episode_return"] >= 0.9
-  if name == "rnd":  # A random policy has 2 ** -12, and rounding decides when.
-    assert line["episode_return"] >= 0.5
 
 
 @pytest.mark.slow

@@ -135,19 +135,10 @@ class Training:
       self._population = population_lib.Population(
         config.population, config.agent, config.num_envs, config.seed
       )
-    self.acted = counters.ActingCounts(
-      total_steps=config.total_steps,
-      wall_clock=wall_clock,
-      log_info=config.env.log_info,
-    )
     self._returns = {
       config.seed + k: metrics.Latest() for k in range(num_seeds)
     }
-    if num_seeds > 1:
-      self.acted.returns = metrics.MeanOfSeeds([*self._returns.values()])
-      self.acted.lengths = metrics.Latest(100 * num_seeds)
-      for name in self.acted.info:
-        self.acted.info[name] = metrics.Latest(100 * num_seeds)
+    self.acted = self._counts(wall_clock)
     every = np.ones(num_seeds * config.num_envs, np.bool_)
     self._environments = self.acted.join(every)
     self._mesh = sharding.mesh(config.learner.cores())
@@ -296,6 +287,22 @@ class Training:
     self._skipped[0].updates = int(counts["updates_skipped"])
     for seed, returns in self._returns.items():
       returns.restore(counts["returns"][str(seed)])
+
+  def _counts(
+    self, wall_clock: clocks.WallClock | None
+  ) -> counters.ActingCounts:
+    """Returns new counts, whose returns are those of all trainings."""
+    acted = counters.ActingCounts(
+      total_steps=self._config.total_steps,
+      wall_clock=wall_clock,
+      log_info=self._config.env.log_info,
+    )
+    if (num_seeds := len(self._returns)) > 1:
+      acted.returns = metrics.MeanOfSeeds([*self._returns.values()])
+      acted.lengths = metrics.Latest(100 * num_seeds)
+      for name in acted.info:
+        acted.info[name] = metrics.Latest(100 * num_seeds)
+    return acted
 
   def _check_memory(self, agent: base.AgentState) -> None:
     """Raises types.ConfigError if the replays do not fit into memory."""

@@ -102,13 +102,13 @@ class Centre:
       types.ConfigError: the environment or a device does not exist, or the
         agent does not learn from returns.
     """
-    agent = config.agent.make(envs.spec(config.env), sharding.CORES)
+    self.spec = envs.spec(config.env)
+    agent = config.agent.make(self.spec, sharding.CORES)
     if not isinstance(agent.needs, evolution.Needs):
       raise types.ConfigError(
         "expected an agent that learns from the returns of a population, ES or"
         f" ARS, found {type(config.agent).__module__}"
       )
-    self.spec = envs.spec(config.env)
     self.acted = context.acted(self.spec, config.total_steps)
     self.acted.rates_policy = False
     self.seeds = context.seeds(config.seed)
