@@ -67,7 +67,9 @@ def main() -> None:
 def _streams(workers: int) -> tuple[float, float]:
   """Returns episodes per second, and CPU seconds per second of the learner."""
   population = perturbed.Config(
-    pairs=_PAIRS_PER_WORKER * workers, num_workers=workers, lease_pairs=_LEASE
+    pairs=_PAIRS_PER_WORKER * workers,
+    num_workers=workers,
+    pairs_per_worker=_LEASE,
   )
   with tempfile.TemporaryDirectory() as folder:
     config = pipeline.Config(

@@ -17,7 +17,7 @@ EXPERIMENT = app.Experiment(
   pipeline.Config(
     total_steps=100_000,
     agent=evolution.ARSConfig(),
-    population=perturbed.Config(pairs=8, lease_pairs=4),
+    population=perturbed.Config(pairs=8, pairs_per_worker=4),
   ),
   continuous=app.preset(measured=False, games="MuJoCo", total_steps=2_000_000),
 )

@@ -87,14 +87,14 @@ equal-returns-move-ars agents/evolution.py agents/evolution_strategies
 - where(deviation > 0, count * deviation, jnp.inf)
 + where(deviation > 0, count * deviation, 0.0)
 late-results-are-learned acting/populations.py pipelines/evolution
-- if not used:
-+ if False:
+- used = np.isin(results.pair, [*self._due])
++ used = np.ones(len(results.pair), bool)
 lost-pairs-of-a-worker acting/populations.py pipelines/evolution
 - self._book.give_back(self._held)
 + pass
-members-of-the-last-iteration acting/perturbed.py acting/perturbed
-- if len(row):
-+ if len(row) and version == 0:
+lengths-of-ended-episodes acting/perturbed.py acting/perturbed
+- lengths += alive & (
++ lengths += True | (
 train-buffer-grows learning/labelled.py learning/labelled
 - index = self._sizes[core] % self._capacity
 + index = self._sizes[core]

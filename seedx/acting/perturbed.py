@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dm_env
 import jax
@@ -19,7 +19,7 @@ import numpy as np
 
 from seedx import envs, trees, types, wire
 from seedx.acting import parameters, protocol
-from seedx.agents import acting_step, base, evolution
+from seedx.agents import base, evolution
 
 RESULTS, FITNESS = "results", "fitness"
 # The number of a pair in messages without one.
@@ -33,8 +33,8 @@ class Config:
   Attributes:
     pairs: number of pairs in an iteration.
     num_workers: number of worker processes; 0 for playing in the learner's.
-    envs_per_worker: number of environments of each worker.
-    lease_pairs: number of pairs that a worker plays between two messages.
+    pairs_per_worker: number of pairs that a worker plays at the same time,
+      between two messages; each member has an environment.
     lease_seconds: seconds after which a worker's pairs are given to another
       one, too.
     max_episode_steps: number of env steps after which an episode is cut; its
@@ -45,8 +45,7 @@ class Config:
 
   pairs: int = types.setting(16, low=1, high=2**20)
   num_workers: int = types.setting(2, changes="resume", low=0, high=2**20)
-  envs_per_worker: int = types.setting(16, low=1, high=2**20)
-  lease_pairs: int = types.setting(8, changes="resume", low=1, high=2**16)
+  pairs_per_worker: int = types.setting(8, low=1, high=2**20)
   lease_seconds: float = types.setting(
     60.0, changes="resume", low=0.0, high=types.MAX_SECONDS
   )
@@ -97,15 +96,15 @@ def layouts(totals: types.Tree, config: Config) -> tuple[wire.Layout, ...]:
   results = Results(once.version, row[0], row[1], row[2], once.totals)
   lease = Lease(once.version, row[0])
   return (
-    wire.Layout.of(results, config.lease_pairs),
-    wire.Layout.of(lease, config.lease_pairs),
+    wire.Layout.of(results, config.pairs_per_worker),
+    wire.Layout.of(lease, config.pairs_per_worker),
     wire.Layout.of(once.version, 1),
     wire.Layout.of(results, config.pairs),
   )
 
 
 class Player:
-  """Environments in which members play whole episodes, one after another."""
+  """Environments in which members play an episode each."""
 
   def __init__(
     self,
@@ -113,53 +112,22 @@ class Player:
     env: envs.Config,
     config: Config,
     take_seeds: Callable[[int], int],
-    num_threads: int = 1,
   ) -> None:
-    """Makes the environments.
+    """Makes the programs; the first call of `play` makes the environments.
 
     Args:
       agent: agent of a config of `evolution`, made without a mesh axis.
       env: the environment.
       config: settings.
       take_seeds: returns the first of a number of seeds.
-      num_threads: see `envs.make`.
-
-    Raises:
-      types.ConfigError: the environment cannot be made.
     """
-    self._env, self._config, self._seeds = env, config, take_seeds
-    self._threads = num_threads
-    self._spec = envs.spec(env)
-    size = config.envs_per_worker
-    start = acting_step.initial_state(agent, self._spec, size)
-
-    def renewed(
-      population: Any, state: base.AgentState, row: Any, pair: Any, side: Any
-    ) -> Any:
-      sigma = state.hyperparameters["sigma"]
-      new = evolution.members(state.params, sigma, pair, side)
-      params = jax.tree.map(
-        lambda x, y: x.at[row].set(y, mode="drop"), population.params, new
-      )
-      return population._replace(params=params)
-
-    self._renewed = jax.jit(renewed, donate_argnums=0)
-    self._act = jax.jit(
-      lambda *x: evolution.act(agent, self._spec, *x), donate_argnums=0
-    )
-    self._population = jax.jit(
-      lambda state: evolution.Population(
-        jax.tree.map(
-          lambda x: jax.numpy.broadcast_to(x, (size, *x.shape)), state.params
-        ),
-        start,
-        evolution.no_totals(state.statistics),
-      )
-    )
-    # The member of each environment, an index of a pair and a side; -1 if none.
-    self._member = np.full(size, -1)
+    self._env, self._seeds, spec = env, take_seeds, envs.spec(env)
     self._environment: envs.Environment | None = None
-    self._playing: Any = None
+    self._pairs, self._cap = config.pairs_per_worker, config.max_episode_steps
+    self._population = jax.jit(lambda *x: evolution.population(agent, spec, *x))
+    self._act = jax.jit(
+      lambda *x: evolution.act(agent, spec, *x), donate_argnums=0
+    )
 
   def play(
     self,
@@ -168,91 +136,47 @@ class Player:
     pair: np.ndarray,
     stop: threading.Event,
   ) -> Results | None:
-    """Plays an episode of each member of pairs, `[K]`; None if stopped."""
-    # Copies: `_act` donates them.
-    start = jax.device_get(evolution.no_totals(state.statistics))
-    if self._playing is None:
-      self._playing = self._population(state)
-    self._playing = self._playing._replace(totals=start)
-    returns = np.zeros(2 * len(pair), np.float32)
-    lengths = np.zeros(2 * len(pair), np.int32)
-    left = [*range(2 * len(pair))[::-1]]
+    """Plays an episode of both members of pairs; returns None if stopped.
+
+    Args:
+      state: the centre's state.
+      version: number of updates behind it.
+      pair: `[K]` int32, at most `pairs_per_worker` pairs.
+      stop: event that ends the episodes.
+
+    Raises:
+      types.ConfigError: the environment cannot be made.
+    """
+    size = 2 * self._pairs
+    if self._environment is None:
+      seed = self._seeds(size)
+      self._environment = envs.make(self._env, size, seed=seed)
+    playing = self._population(state, np.resize(pair, self._pairs))
+    alive = np.arange(size) < 2 * len(pair)
+    returns, lengths = np.zeros(size), np.zeros(size, np.int32)
+    self._environment.reset()
     while not stop.is_set():
-      rows = self._rows if self._environment else self._reset()
-      first = rows.timestep.step_type == int(dm_env.StepType.FIRST)
-      row = np.flatnonzero(first & (self._member < 0))[: len(left)]
-      self._member[row] = [left.pop() for _ in row]
-      if len(row):
-        self._renew(state, row, pair)
-      counts = (self._member >= 0) & (
-        rows.timestep.step_type != int(dm_env.StepType.LAST)
-      )
-      action, self._playing = self._act(
-        self._playing, state.statistics, rows.timestep, counts
-      )
-      self._step(np.asarray(action))
-      self._count(returns, lengths)
-      if not left and np.all(self._member < 0):
-        totals = jax.tree.map(np.asarray, self._playing.totals)
-        shape = len(pair), 2
+      index, timestep, episode_return, _ = self._environment.recv()
+      lengths += alive & (timestep.step_type != int(dm_env.StepType.FIRST))
+      returns += np.where(alive, timestep.reward, 0.0)
+      ended = alive & ~np.isnan(episode_return)
+      returns[ended] = episode_return[ended]
+      alive &= ~ended & (lengths < self._cap)
+      if not alive.any():
+        totals = jax.tree.map(np.asarray, playing.totals)
+        played = [x[: 2 * len(pair)].reshape(-1, 2) for x in (returns, lengths)]
         return Results(
-          np.int32(version),
-          pair,
-          returns.reshape(shape),
-          lengths.reshape(shape),
-          totals,
+          np.int32(version), pair, np.float32(played[0]), played[1], totals
         )
+      counts = alive & (timestep.step_type != int(dm_env.StepType.LAST))
+      action, playing = self._act(playing, state.statistics, timestep, counts)
+      self._environment.send(index, np.asarray(action))
     return None
 
   def close(self) -> None:
     """Closes the environments."""
     if self._environment is not None:
       self._environment.close()
-      self._environment = None
-
-  def _reset(self) -> types.Rows:
-    size = len(self._member)
-    self._environment = envs.make(
-      self._env, size, seed=self._seeds(size), num_threads=self._threads
-    )
-    self._environment.reset()
-    self._return, self._length = np.zeros(size), np.zeros(size, np.int32)
-    self._rows = self._environment.recv()
-    return self._rows
-
-  def _renew(
-    self, state: base.AgentState, row: np.ndarray, pair: np.ndarray
-  ) -> None:
-    # Padding to a power of two limits the number of compiled programs.
-    size = 1 << (len(row) - 1).bit_length()
-    member = np.pad(self._member[row], (0, size - len(row)))
-    row = np.pad(row, (0, size - len(row)), constant_values=len(self._member))
-    side = (member % 2).astype(np.int32)
-    self._playing = self._renewed(
-      self._playing, state, row, pair[member // 2], side
-    )
-
-  def _step(self, action: np.ndarray) -> None:
-    assert self._environment is not None
-    self._environment.send(self._rows.index, action)
-    self._rows = rows = self._environment.recv()
-    first = rows.timestep.step_type == int(dm_env.StepType.FIRST)
-    self._return += rows.timestep.reward
-    self._length += ~first
-
-  def _count(self, returns: np.ndarray, lengths: np.ndarray) -> None:
-    """Counts ended episodes, and starts anew if an episode has to be cut."""
-    ended = ~np.isnan(self._rows.episode_return)
-    cut = ~ended & (self._length >= self._config.max_episode_steps)
-    result = np.where(ended, self._rows.episode_return, self._return)
-    row = np.flatnonzero((ended | cut) & (self._member >= 0))
-    returns[self._member[row]] = result[row]
-    lengths[self._member[row]] = self._length[row]
-    self._member[row] = -1
-    self._return[ended] = self._length[ended] = 0
-    # An environment without a member may never end its episode.
-    if cut.any() and np.all(self._member < 0):
-      self.close()
 
 
 @dataclasses.dataclass(frozen=True)

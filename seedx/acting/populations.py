@@ -1,6 +1,7 @@
 """The learner's book of an iteration: pairs to play, and their results."""
 
 import collections
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -47,10 +48,8 @@ class Iterations:
     self._changed, self._closed = threading.Condition(), False
     self._version = -1
     self._last = self._next = perturbed.no_results(totals)
-    self._free = collections.deque[int]()
-    self._index: dict[int, int] = {}
-    self._missing: set[int] = set()
-    self._leased: dict[int, float] = {}
+    # The missing pairs and the times from which they may be leased, in order.
+    self._due = collections.OrderedDict[int, float]()
     self._episodes = self._old = self._up = self._down = 0
 
   def bind(
@@ -70,8 +69,8 @@ class Iterations:
 
     server.bind_stream(perturbed.RESULTS, open_session, results, lease)
 
-  def begin(self, version: int) -> np.ndarray:
-    """Begins an iteration, and returns its pairs `[P]`."""
+  def begin(self, version: int) -> list[np.ndarray]:
+    """Begins an iteration; returns its pairs, in parts for one player."""
     count = self._config.pairs
     numbers = self._first_pair + version * count + np.arange(count)
     pair = (numbers % seeding.NUM_SEEDS).astype(np.int32)
@@ -82,12 +81,10 @@ class Iterations:
       self._next = perturbed.Results(
         np.int32(version), pair, zeros, zeros.astype(np.int32), self._totals
       )
-      self._index = {int(x): k for k, x in enumerate(pair)}
-      self._missing = set(self._index)
-      self._leased.clear()
-      self._free = collections.deque(self._index)
+      self._due = collections.OrderedDict.fromkeys(pair.tolist(), 0.0)
       self._changed.notify_all()
-    return pair
+    size = self._config.pairs_per_worker
+    return np.split(pair, range(size, count, size))
 
   def add(self, results: perturbed.Results) -> None:
     """Counts results, and keeps those that the iteration still needs."""
@@ -98,24 +95,24 @@ class Iterations:
     with self._changed:
       self._episodes += lengths.size
       # Pairs of older iterations are not missing.
-      used = [x for x in results.pair.tolist() if x in self._missing]
-      self._old += lengths.size - 2 * len(used)
-      if not used:
+      used = np.isin(results.pair, [*self._due])
+      self._old += lengths.size - 2 * used.sum()
+      if not used.any():
         return
-      rows = [self._index[x] for x in used]
-      mine = np.isin(results.pair, used)
-      self._next.returns[rows] = results.returns[mine]
-      self._next.lengths[rows] = lengths[mine]
+      for pair in results.pair[used].tolist():
+        del self._due[pair]
+      rows = (results.pair[used] - self._next.pair[0]) % seeding.NUM_SEEDS
+      self._next.returns[rows] = results.returns[used]
+      self._next.lengths[rows] = lengths[used]
       totals = tree.map_structure(np.add, self._next.totals, results.totals)
       self._next = self._next._replace(totals=totals)
-      self._missing.difference_update(used)
       self._changed.notify_all()
 
   def collect(self) -> perturbed.Results | None:
     """Waits for all results of the iteration; None if closed."""
     with self._changed:
-      self._changed.wait_for(lambda: self._closed or not self._missing)
-      return None if self._missing else self._next
+      self._changed.wait_for(lambda: self._closed or not self._due)
+      return None if self._due else self._next
 
   def take(self) -> perturbed.Lease:
     """Waits for pairs to play, and returns them, if there are any soon."""
@@ -123,11 +120,10 @@ class Iterations:
     with self._changed:
       while not (self._closed or (pair := self._lease())):
         now = time.monotonic()
-        due = [x for k, x in self._leased.items() if k in self._missing]
-        wake = min([until, *due])
         if now >= until:
           pair = [perturbed.NO_PAIR]
           break
+        wake = min([until, *itertools.islice(self._due.values(), 1)])
         self._changed.wait(max(0.0, wake - now))
       if self._closed:
         raise wire.Refusal(wire.StatusCode.CANCELLED, "this run is over")
@@ -137,8 +133,9 @@ class Iterations:
     """Frees the pairs of a worker that has not played them."""
     with self._changed:
       if lease.version == self._version:
-        lost = [x for x in lease.pair.tolist() if x in self._missing]
-        self._free.extendleft(x for x in lost if x not in self._free)
+        for pair in {*lease.pair.tolist()} & {*self._due}:
+          self._due[pair] = 0.0
+          self._due.move_to_end(pair, last=False)
         self._changed.notify_all()
 
   def close(self) -> None:
@@ -159,16 +156,12 @@ class Iterations:
 
   def _lease(self) -> list[int]:
     """Takes free pairs, or those that another worker has had for too long."""
-    now = time.monotonic()
-    while self._free and self._free[0] not in self._missing:
-      self._free.popleft()
-    if not self._free:
-      self._free.extend(
-        x for x in self._missing if self._leased.get(x, now + 1) <= now
-      )
-    count = min(self._config.lease_pairs, len(self._free))
-    pair = [self._free.popleft() for _ in range(count)]
-    self._leased |= dict.fromkeys(pair, now + self._config.lease_seconds)
+    now, count = time.monotonic(), self._config.pairs_per_worker
+    first = itertools.islice(self._due.items(), count)
+    pair = [x for x, due in first if due <= now]
+    for x in pair:
+      self._due[x] = now + self._config.lease_seconds
+      self._due.move_to_end(x)
     return pair
 
   def _fitness(self, version: np.ndarray) -> perturbed.Results:
@@ -185,7 +178,7 @@ class _Session:
   """The session of one worker."""
 
   def __init__(self, book: Iterations) -> None:
-    size = book._config.envs_per_worker
+    size = 2 * book._config.pairs_per_worker
     self.welcome: Mapping[str, Any] = {"first_seed": book._seeds.take(size)}
     self._book = book
     self._held: perturbed.Lease | None = None

@@ -226,23 +226,28 @@ def noise(params: types.Tree, pair: types.Array) -> types.Tree:
 
 
 def members(
-  params: types.Tree, sigma: jax.Array, pair: jax.Array, side: jax.Array
+  params: types.Tree, sigma: types.Array, pair: types.Array
 ) -> types.Tree:
-  """Returns the parameters of members, `[N, ...]`.
+  """Returns the parameters of both members of pairs.
 
   Args:
     params: parameters of the centre.
     sigma: `[]`, see `Config`.
-    pair: `[N]` int32, number of each member's pair.
-    side: `[N]` int32, 0 if the noise is added, 1 if it is subtracted.
+    pair: `[P]` int32, numbers of the pairs.
+
+  Returns:
+    `[2 P, ...]`; member 2 k adds the noise of pair k, and 2 k + 1 subtracts it.
   """
 
-  def member(pair: jax.Array, side: jax.Array) -> types.Tree:
-    scale = sigma * (1 - 2 * side)
-    drawn = noise(params, pair)
-    return jax.tree.map(lambda x, e: x + scale * e, params, drawn)
+  def both(pair: jax.Array) -> types.Tree:
+    return jax.tree.map(
+      lambda x, e: jnp.stack([x + sigma * e, x - sigma * e]),
+      params,
+      noise(params, pair),
+    )
 
-  return jax.vmap(member)(pair, side)
+  made = jax.vmap(both)(pair)
+  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), made)
 
 
 def weighted_noise(
@@ -273,6 +278,25 @@ class Population(NamedTuple):
   params: types.Tree
   state: acting_step.ActingState
   totals: types.Tree
+
+
+def population(
+  agent: base.Agent,
+  spec: types.EnvironmentSpec,
+  state: base.AgentState,
+  pair: jax.Array,
+) -> Population:
+  """Returns the members of pairs at the start of an episode.
+
+  Args:
+    agent: agent of any config of this module.
+    spec: the environment's observations and actions.
+    state: the centre's state.
+    pair: `[P]` int32, numbers of the pairs.
+  """
+  params = members(state.params, state.hyperparameters["sigma"], pair)
+  acting = acting_step.initial_state(agent, spec, 2 * len(pair))
+  return Population(params, acting, no_totals(state.statistics))
 
 
 def act(

@@ -32,7 +32,10 @@ class Environment(Protocol):
   batch_size: int
 
   def reset(self) -> None:
-    """Starts all environments; call it once, before the first `recv`."""
+    """Starts new episodes in all environments.
+
+    Call it before the first `recv`, and only when no environment steps.
+    """
     ...
 
   def recv(self) -> types.Rows:

@@ -60,6 +60,7 @@ class FunctionalEnvironment:
       functools.partial(_stepped, environment, self.spec.log_info),
       donate_argnums=0,
     )
+    self._restarted = jax.jit(functools.partial(_restarted, environment))
     self._return = np.zeros(num_envs, np.float32)
     self._due_first = np.ones(num_envs, np.bool_)
     # Rows that `recv` has not returned yet.
@@ -69,6 +70,9 @@ class FunctionalEnvironment:
   def reset(self) -> None:
     """See `envs.Environment`."""
     self._ready.clear()
+    if not self._due_first.all():
+      self._state = self._restarted(self._state)
+      self._due_first[:] = True
     index = np.arange(self.num_envs, dtype=np.int32)
     self.send(index, trees.zeros(self.spec.action, (self.num_envs,)))
 
@@ -145,6 +149,11 @@ def _init(
   keys = functional.keys(seed, num_envs)
   time = jnp.zeros(num_envs, jnp.int32)
   return _State(functional.init(environment, keys), keys, time)
+
+
+def _restarted(environment: functional.Environment, state: _State) -> _State:
+  keys = jax.vmap(jax.random.fold_in)(state.rng_key, state.time)
+  return state._replace(inner=functional.init(environment, keys))
 
 
 def _stepped(

@@ -29,11 +29,8 @@ STATE = jax.jit(AGENT.init)(jax.random.key(1))
 
 def player_of(**options):
   cap = options.pop("max_episode_steps", 1000)
-  config = perturbed.Config(envs_per_worker=4, max_episode_steps=cap)
-  seeds = iter([0, 100, 200, 300])
-  return perturbed.Player(
-    AGENT, env_of(**options), config, lambda _: next(seeds)
-  )
+  config = perturbed.Config(pairs_per_worker=4, max_episode_steps=cap)
+  return perturbed.Player(AGENT, env_of(**options), config, lambda _: 0)
 
 
 @jax.jit
@@ -57,7 +54,7 @@ def rewards_of(state):
 
 def test_members_play_whole_episodes_with_their_own_parameters():
   player = player_of(length=7, random=True)
-  # Six members in four environments, twice.
+  # Six members in eight environments, twice.
   for version in (0, 1):
     played = player.play(STATE, version, PAIR, threading.Event())
     assert played.version == version and played.pair.tolist() == PAIR.tolist()
@@ -88,9 +85,11 @@ def test_another_state_plays_in_the_same_environments_without_compiling():
 
 def test_long_episodes_are_cut():
   player = player_of(length=1_000_000, max_episode_steps=3)
-  played = player.play(STATE, 0, PAIR, threading.Event())
-  assert np.all(played.lengths == 3)
-  np.testing.assert_allclose(played.returns, 3 * rewards_of(STATE), rtol=1e-4)
+  # The second call does not wait for the episodes of the first one.
+  for version in (0, 1):
+    played = player.play(STATE, version, PAIR, threading.Event())
+    assert np.all(played.lengths == 3)
+    np.testing.assert_allclose(played.returns, 3 * rewards_of(STATE), rtol=1e-4)
   player.close()
 
 
@@ -129,7 +128,7 @@ def test_an_episode_takes_few_bytes_for_any_network(hidden_sizes):
   totals = evolution.no_totals(state.statistics)
   config = perturbed.Config()
   results, lease, version, fitness = perturbed.layouts(totals, config)
-  pairs, episodes = config.lease_pairs, 2 * config.lease_pairs
+  pairs, episodes = config.pairs_per_worker, 2 * config.pairs_per_worker
   up = results.message_bytes(pairs) + version.message_bytes(1)
   down = lease.message_bytes(pairs) + fitness.message_bytes(config.pairs)
   assert (up + down) / episodes < 200

@@ -63,11 +63,8 @@ def test_the_estimate_of_a_quadratics_gradient_is_unbiased():
 
   @jax.jit
   def estimates(pair):
-    sides = [
-      evolution.members(centre, sigma, pair, jnp.full_like(pair, side))
-      for side in (0, 1)
-    ]
-    plus, minus = (jax.vmap(value)(x) for x in sides)
+    values = jax.vmap(value)(evolution.members(centre, sigma, pair))
+    plus, minus = values[::2], values[1::2]
     weight = (plus - minus) / (2 * sigma)
     noise = jax.vmap(functools.partial(evolution.noise, centre))(pair)
     summed = evolution.weighted_noise(centre, pair, weight)
@@ -199,29 +196,23 @@ def test_cores_make_the_update_of_one(kind):
 
 
 def test_members_act_with_their_own_parameters():
-  pair = np.int32([5, 5, 9])
-  side = np.int32([0, 1, 0])
-  params = evolution.members(STATE.params, jnp.float32(0.5), pair, side)
+  population = evolution.population(AGENT, SPEC, STATE, np.int32([5, 9]))
+  params = population.params
   rng = np.random.default_rng(0)
-  inputs = acting_step.zero_inputs(SPEC, 3)
-  observation = np.float32(rng.normal(size=(3, 4)))
+  inputs = acting_step.zero_inputs(SPEC, 4)
+  observation = np.float32(rng.normal(size=(4, 4)))
   timestep = inputs.timestep._replace(
-    observation=observation, step_type=np.ones(3, np.uint8)
+    observation=observation, step_type=np.ones(4, np.uint8)
   )
-  population = evolution.Population(
-    params,
-    acting_step.initial_state(AGENT, SPEC, 3),
-    evolution.no_totals(STATE.statistics),
-  )
-  counts = np.array([True, False, True])
+  counts = np.array([True, False, True, False])
   act = jax.jit(functools.partial(evolution.act, AGENT, SPEC))
   action, after = act(population, STATE.statistics, timestep, counts)
   step = jax.jit(AGENT.step)
-  for k in range(3):
+  for k in range(4):
     acting = AGENT.acting(STATE)
     one = acting._replace(params=jax.tree.map(lambda x, k=k: x[k], params))
     alone, _ = step(
-      one, KEY, inputs._replace(timestep=timestep), AGENT.initial_core_state(3)
+      one, KEY, inputs._replace(timestep=timestep), AGENT.initial_core_state(4)
     )
     assert action[k] == alone.action[k]
   assert after.totals.count == 2

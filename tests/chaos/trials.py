@@ -41,7 +41,7 @@ PIPELINES: Mapping[str, tuple[str, Sequence[str]]] = {
   "qt_opt": ("qt_opt", (*_SMALL_REPLAY, "--envs-per-actor", "4")),
   "evolution": (
     "es",
-    ("--num-workers", "2", "--envs-per-worker", "4", "--lease-seconds", "5"),
+    ("--num-workers", "2", "--pairs-per-worker", "2", "--lease-seconds", "5"),
   ),
   # Workers' replays are not in a checkpoint, so they must fill up again.
   "gorila": ("gorila_dqn", _SMALL_REPLAY),

@@ -182,3 +182,19 @@ def test_few_programs_serve_all_numbers_of_rows():
   for size in range(1, 9):
     environment.send(np.arange(size), np.zeros((size, 2), np.float32))
   assert Counting.num_traces <= 3
+
+
+def test_a_reset_starts_other_episodes():
+  environment = make("seedx:CartPole-v1", 2)
+  starts = []
+  for _ in range(2):
+    rows = environment.recv()
+    assert np.all(rows.timestep.step_type == FIRST)
+    starts.append(rows.timestep.observation)
+    for _ in range(3):
+      environment.send(rows.index, np.zeros(2, np.int32))
+      rows = environment.recv()
+    assert np.all(rows.timestep.step_type == MID)
+    environment.reset()
+  assert np.all(environment.recv().timestep.reward == 0)
+  assert np.all(starts[0] != starts[1])

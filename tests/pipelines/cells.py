@@ -179,9 +179,9 @@ def run_all(made, finish=lambda: None):
 class Running(running.Running):
   """A pipeline whose nodes are processes, as in programs."""
 
-  def __init__(self, pipeline, name, tmp_path):
+  def __init__(self, config):
     self.before = set(psutil.Process().children())
-    config = config_of(pipeline, name, tmp_path, 10**9)
+    config = dataclasses.replace(config, total_steps=10**9)
     super().__init__(config, actors=0)
 
   def __enter__(self):

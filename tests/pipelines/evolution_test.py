@@ -1,7 +1,9 @@
 """The pipeline `evolution`, in one process, with workers and on devices."""
 
 import dataclasses
+import os
 import pathlib
+import signal
 import threading
 
 import chex
@@ -38,8 +40,7 @@ def config_of(tmp_path, workers, iterations=5, **fields):
     population=perturbed.Config(
       pairs=PAIRS,
       num_workers=workers,
-      envs_per_worker=4,
-      lease_pairs=2,
+      pairs_per_worker=2,
       **fields,
     ),
     log_seconds=0.05,
@@ -113,7 +114,7 @@ def test_a_resumed_run_makes_the_same_updates(alone, tmp_path):
 def results_of(lease, state):
   """Returns the results that a player has, for the pairs of a lease."""
   agent = AGENT.make(envs.spec(ENV))
-  config = perturbed.Config(envs_per_worker=4)
+  config = perturbed.Config(pairs_per_worker=PAIRS)
   player = perturbed.Player(agent, ENV, config, lambda count: 0)
   played = player.play(
     state, int(lease.version), np.array(lease.pair), threading.Event()
@@ -138,7 +139,7 @@ def test_the_pairs_of_a_dead_worker_are_played_by_another(alone, tmp_path):
     (book,) = (
       x for x in made.process.measures if isinstance(x, populations.Iterations)
     )
-    running.wait_until(lambda: {*lost} <= {*book._free}, seconds=20)
+    running.wait_until(lambda: not any(book._due[x] for x in lost), seconds=20)
     worker = threading.Thread(
       target=made._act, args=(made.nodes[0],), daemon=True
     )
@@ -147,6 +148,23 @@ def test_the_pairs_of_a_dead_worker_are_played_by_another(alone, tmp_path):
     worker.join(300)
   actual = made.learner.state
   chex.assert_trees_all_close(actual.params, alone.params, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_killed_workers_are_replaced(tmp_path, capfd):
+  with cells.Running(config_of(tmp_path, 2)) as run:
+    run.wait_for_more_steps(200)
+    victims = run.children("worker")
+    for victim in victims:
+      os.kill(victim.pid, signal.SIGKILL)
+    # No worker is left, so these episodes are those of new ones.
+    run.wait_for(lambda: len({*run.children("worker")} - {*victims}) == 2)
+    run.wait_for_more_steps(1_000)
+  last = run.sink.lines[-1]
+  assert last["learner_steps"] > 10 and last["pairs_left_out"] == 0
+  assert (
+    f"worker {victims[0].pid} died with status -9" in capfd.readouterr().err
+  )
 
 
 def test_late_results_are_counted_and_not_learned_from(tmp_path):

@@ -232,7 +232,7 @@ def restarted(agent, inputs, core_state):
 def test_a_new_actor_takes_a_killed_actors_slots_with_other_seeds(
   tmp_path, capfd
 ):
-  run = cells.Running("impala", "vtrace", tmp_path)
+  run = cells.Running(cells.config_of("impala", "vtrace", tmp_path))
   spy = running.Spy(run)
   with run:
     run.wait_for(lambda: spy.have_sent(2, messages=2))

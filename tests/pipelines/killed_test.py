@@ -15,7 +15,7 @@ from tests.pipelines import cells
 
 @pytest.mark.slow  # `impala_test` kills an actor of IMPALA.
 def test_a_killed_actor_is_replaced_while_the_others_continue(tmp_path, capfd):
-  with cells.Running("seed", "vtrace", tmp_path) as run:
+  with cells.Running(cells.config_of("seed", "vtrace", tmp_path)) as run:
     run.wait_for_more_steps(200)
     victim = run.child("actor")
     os.kill(victim.pid, signal.SIGKILL)
@@ -29,7 +29,7 @@ def test_a_killed_actor_is_replaced_while_the_others_continue(tmp_path, capfd):
 
 @pytest.mark.long
 def test_killed_self_play_workers_come_back(tmp_path, capfd):
-  with cells.Running("apex", "alphazero", tmp_path) as run:
+  with cells.Running(cells.config_of("apex", "alphazero", tmp_path)) as run:
     run.wait_for_more_steps(200)
     victims = run.children("actor")
     assert len(victims) == 2
@@ -48,7 +48,7 @@ def test_killed_self_play_workers_come_back(tmp_path, capfd):
 
 @pytest.mark.slow
 def test_a_killed_parameter_server_gets_its_parameters_back(tmp_path):
-  with cells.Running("gorila", "dqn", tmp_path) as run:
+  with cells.Running(cells.config_of("gorila", "dqn", tmp_path)) as run:
     run.wait_for_more_steps(400)
     victim = run.child("server-1")
     learned = run.learned.steps

@@ -14,7 +14,6 @@ from seedx.acting import protocol
 from seedx.agents import dqn
 from seedx.agents import qt_opt as agents
 from seedx.app import record
-from seedx.launch import instances
 from seedx.learning import learner
 from seedx.pipelines import qt_opt
 from tests import programs, running
@@ -125,7 +124,7 @@ def test_an_agent_without_labels_is_refused(tmp_path):
 @pytest.mark.slow
 def test_a_killed_labeller_changes_nothing(tmp_path):
   config = config_of(tmp_path, total_steps=10**9)
-  with Killed(config) as run:
+  with cells.Running(config) as run:
     run.wait_for_more_steps(200)
     victim = run.child("labeller")
     os.kill(victim.pid, signal.SIGKILL)
@@ -134,18 +133,6 @@ def test_a_killed_labeller_changes_nothing(tmp_path):
     assert victim not in run.children("labeller")
     run.wait_for_more_steps(400)
   check_lags(run, staleness=3 * LAG)
-
-
-class Killed(cells.Running):
-  """A run whose nodes are processes."""
-
-  def __init__(self, config):
-    self.before = set(cells.psutil.Process().children())
-    running.Running.__init__(self, config, actors=0)
-
-  def __enter__(self):
-    self.processes = instances.Processes(self.nodes)
-    return running.Running.__enter__(self)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 from seedx import envs, sharding, types
 from seedx.acting import perturbed
-from seedx.agents import acting_step, base, evolution
+from seedx.agents import base, evolution
 from seedx.envs import env_specs, functional
 from seedx.learning import learner as learner_lib
 from seedx.pipelines.evolution import training
@@ -53,7 +53,9 @@ class Config(process.Config):
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the only process: programs that play and update."""
-    population = perturbed.Config(pairs=self.pairs, num_workers=0)
+    population = perturbed.Config(
+      pairs=self.pairs, num_workers=0, pairs_per_worker=self.pairs
+    )
     centre = training.Centre(self, context, self.learner, population)
     mesh = sharding.mesh(centre.learning.cores)
     one, each = PartitionSpec(), PartitionSpec(sharding.CORES)
@@ -89,19 +91,14 @@ class Episodes:
 
   def __call__(self, state: base.AgentState, pair: jax.Array) -> Any:
     """Returns returns and lengths `[P, 2]`, and totals `[1, ...]`."""
-    member, side = jnp.repeat(pair, 2), jnp.tile(jnp.arange(2), len(pair))
-    sigma = state.hyperparameters["sigma"]
-    population = evolution.Population(
-      evolution.members(state.params, sigma, member, side),
-      acting_step.initial_state(self._agent, self._spec, len(member)),
-      evolution.no_totals(state.statistics),
-    )
-    keys = jax.vmap(jax.random.key)(member)
+    members = evolution.population(self._agent, self._spec, state, pair)
+    size = 2 * len(pair)
+    keys = jax.vmap(jax.random.key)(jnp.repeat(pair, 2))
     env = functional.init(self._environment, keys)
-    spec, zeros = self._spec.action, jnp.zeros(len(member))
-    action = jnp.zeros((len(member), *spec.shape), spec.dtype)
+    spec, zeros = self._spec.action, jnp.zeros(size)
+    action = jnp.zeros((size, *spec.shape), spec.dtype)
     env, timestep = self._step(env, action, keys, jnp.int32(0))
-    alive, count = jnp.ones(len(member), bool), jnp.zeros_like(member)
+    alive, count = jnp.ones(size, bool), jnp.zeros(size, jnp.int32)
 
     def step(carry: Any) -> Any:
       env, timestep, population, alive, returns, lengths, time = carry
@@ -122,7 +119,7 @@ class Episodes:
     *_, population, _, returns, lengths, _ = jax.lax.while_loop(
       lambda carry: jnp.any(carry[3]),
       step,
-      (env, timestep, population, alive, zeros, count, jnp.int32(1)),
+      (env, timestep, members, alive, zeros, count, jnp.int32(1)),
     )
     totals = jax.tree.map(lambda x: x[None], population.totals)
     return returns.reshape(-1, 2), lengths.reshape(-1, 2), totals

@@ -184,8 +184,9 @@ class Centre:
     specs = learning.agent.needs.specs
     self._publish()  # It may be restored.
     while not self.acted.is_done:
-      pair = self.book.begin(learning.version)
-      if play is not None:
+      for pair in self.book.begin(learning.version):
+        if play is None:
+          break
         results = play(learning.state, learning.version, pair)
         if results is None:
           return
@@ -194,15 +195,11 @@ class Centre:
       if complete is None:
         return
       batch = perturbed.fitness_of(complete, len(cores))
-      parts = [
-        sharding.shard(batch, specs, i, len(cores)) for i in range(len(cores))
+      shares = [
+        sharding.put(sharding.shard(batch, specs, i, len(cores)), core)
+        for i, core in enumerate(cores)
       ]
-      learning.learn_from(
-        [
-          types.Share(sharding.put(part, core))
-          for part, core in zip(parts, cores, strict=True)
-        ]
-      )
+      learning.learn_from([types.Share(x) for x in shares])
       learning.publish()
       self._publish()
       yield
