@@ -190,8 +190,10 @@ class ARSConfig(Config):
     return jnp.where(kept, (returns[:, 0] - returns[:, 1]) / scale, 0.0)
 
   def initial(self, params: types.Tree) -> types.Tree:
-    """Returns parameters of 0."""
-    return jax.tree.map(jnp.zeros_like, params)
+    """Returns the parameters with a head of 0, so all first actions are 0."""
+    layers = params["params"]
+    head = jax.tree.map(jnp.zeros_like, layers["head"])
+    return {"params": {**layers, "head": head}}
 
 
 def centred_ranks(returns: jax.Array, valid: jax.Array) -> jax.Array:

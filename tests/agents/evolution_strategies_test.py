@@ -106,6 +106,14 @@ def test_ars_weighs_the_best_pairs_by_their_deviation():
   assert not np.any(weights[3:])
 
 
+def test_ars_begins_with_actions_of_0_and_a_torso_that_is_not():
+  agent = evolution.ARSConfig(hidden_sizes=(4,)).make(SPEC)
+  layers = jax.jit(agent.init)(KEY).params["params"]
+  head = jax.tree.leaves(layers.pop("head"))
+  assert not any(np.any(x) for x in head)
+  assert any(np.any(x) for x in jax.tree.leaves(layers))
+
+
 def test_ars_with_equal_returns_makes_no_update():
   agent = evolution.ARSConfig(sigma=0.1).make(SPEC)
   state = jax.jit(agent.init)(KEY)
