@@ -175,6 +175,28 @@ def assemble(
   )
 
 
+def joined(nests: Sequence[types.Tree], over: Mesh) -> types.Tree:
+  """Joins a nest of each core into one that programs take as replicated.
+
+  Each core has the numbers of its own nest, though JAX regards them as equal.
+  """
+  if over.devices.size == 1:
+    return nests[0]
+  on_all = NamedSharding(over, REPLICATED)
+  return jax.tree.map(
+    lambda *x: jax.make_array_from_single_device_arrays(x[0].shape, on_all, x),
+    *nests,
+  )
+
+
+def apart(nest: types.Tree, over: Mesh) -> list[types.Tree]:
+  """Returns each core's nest, in the mesh's order; the reverse of `joined`."""
+  return [
+    jax.tree.map(lambda leaf: leaf.addressable_data(i), nest)
+    for i in range(over.devices.size)
+  ]
+
+
 def size(nest: types.Tree, specs: types.Tree) -> int:
   """Returns the length of the axis that the specs shard, equal in all leaves.
 

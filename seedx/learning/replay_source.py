@@ -138,6 +138,8 @@ class ReplaySource(experience.Experience):
     # Copied metrics of the replays, which any thread may read.
     self._metrics: list[dict[str, jax.Array]] = []
     self._ahead: experience.Batch | None = None
+    # Largest number of updates to yield as one; 0 to yield batches.
+    self._limit = 0
     # Saved arrays; the first shares provide the shapes to restore them.
     self._restored: Mapping[str, np.ndarray] = {}
     self._pause = _Pause()
@@ -159,10 +161,29 @@ class ReplaySource(experience.Experience):
       with self._pause.changes():
         if not self._ratio.take():
           return
+        if self._limit:
+          yield self._due()
+          continue
         batch = self._ahead or self._draw_batch()
         if self._config.has_priorities:
           self._ahead = self._draw_batch()
         yield batch
+
+  def combine(self, limit: int) -> CoreReplay:
+    """Yields up to `limit` updates as one, which draw their batches."""
+    self._limit = limit
+    return self._core_replay
+
+  def none_due(self, shares: Sequence[types.Share]) -> experience.Due:
+    """Returns 0 updates to compile with, see `example`."""
+    return self._due_after(0, self.example(shares))
+
+  def made(self, due: experience.Due) -> None:
+    """Takes the replays and the batches ahead after `due` updates."""
+    self.states = due.replays
+    if due.count and self._config.has_priorities:
+      self._ahead = experience.Batch(*zip(*due.ahead, strict=True))
+    self._num_drawn += due.count
 
   def learned(
     self, windows: Sequence[types.Tree], priorities: Sequence[jax.Array]
@@ -342,6 +363,25 @@ class ReplaySource(experience.Experience):
   def _draw_batch(self) -> experience.Batch:
     self._num_drawn += 1
     return self._batch(self.states, self._num_drawn - 1)
+
+  def _due(self) -> experience.Batch:
+    """Returns the updates that are due, one of which has been taken."""
+    count = 1
+    while count < self._limit and self._ratio.take():
+      count += 1
+    if self._config.has_priorities and not self._ahead:
+      self._ahead = self._draw_batch()
+    return experience.Batch((), due=self._due_after(count, self._ahead))
+
+  def _due_after(
+    self, count: int, ahead: experience.Batch | None
+  ) -> experience.Due:
+    index = self._num_drawn
+    pairs: list[types.Tree] = [()] * len(self._cores)
+    if self._config.has_priorities:
+      pairs = [*zip(*ahead[:2], strict=True)]
+    clock = np.float32(index - self._ratio.missed)
+    return experience.Due(count, index, clock, self._keys, pairs, self.states)
 
   def _batch(
     self, states: Sequence[types.Tree], index: int
