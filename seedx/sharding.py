@@ -109,9 +109,9 @@ def own_shards(array: jax.Array) -> dict[jax.Device, jax.Array]:
   return {x.device: x.data for x in array.addressable_shards}
 
 
-def local(nest: types.Tree) -> types.Tree:
-  """Returns the copy of a replicated nest on this host's first core."""
-  return jax.tree.map(lambda leaf: leaf.addressable_data(0), nest)
+def local(nest: types.Tree, core: int = 0) -> types.Tree:
+  """Returns the copy of a replicated nest on one of this host's cores."""
+  return jax.tree.map(lambda leaf: leaf.addressable_data(core), nest)
 
 
 def per_core(
@@ -155,15 +155,16 @@ def assemble(
   Args:
     shards: one nest of arrays per core of this host, in the mesh's order.
     over: mesh of cores.
-    specs: partition specs, a prefix of the nest; each shards one axis.
+    specs: partition specs, a prefix of the nest; each shards one axis, or none
+      if JAX may regard the cores' arrays as copies of one array.
   """
   if over.devices.size == 1:
     return shards[0]
 
   def join(spec: PartitionSpec, *leaves: jax.Array) -> jax.Array:
-    axis = tuple(spec).index(CORES)
     shape = list(leaves[0].shape)
-    shape[axis] *= over.devices.size
+    if spec != REPLICATED:
+      shape[tuple(spec).index(CORES)] *= over.devices.size
     return jax.make_array_from_single_device_arrays(
       tuple(shape), NamedSharding(over, spec), list(leaves)
     )
@@ -173,28 +174,6 @@ def assemble(
     specs,
     *shards,
   )
-
-
-def joined(nests: Sequence[types.Tree], over: Mesh) -> types.Tree:
-  """Joins a nest of each core into one that programs take as replicated.
-
-  Each core has the numbers of its own nest, though JAX regards them as equal.
-  """
-  if over.devices.size == 1:
-    return nests[0]
-  on_all = NamedSharding(over, REPLICATED)
-  return jax.tree.map(
-    lambda *x: jax.make_array_from_single_device_arrays(x[0].shape, on_all, x),
-    *nests,
-  )
-
-
-def apart(nest: types.Tree, over: Mesh) -> list[types.Tree]:
-  """Returns each core's nest, in the mesh's order; the reverse of `joined`."""
-  return [
-    jax.tree.map(lambda leaf: leaf.addressable_data(i), nest)
-    for i in range(over.devices.size)
-  ]
 
 
 def size(nest: types.Tree, specs: types.Tree) -> int:

@@ -1,7 +1,7 @@
 """Experience: turns new shares into the batches of updates."""
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,40 +10,20 @@ from seedx import metrics, types
 from seedx.runtime import process_parts
 
 
-class Due(NamedTuple):
-  """Updates whose batches one program draws, see `several.Several`.
-
-  Attributes:
-    count: number of updates.
-    index: number of earlier draws of the run.
-    clock: see `replay_source.CoreReplay.draw`.
-    keys: each core's random key.
-    ahead: each core's first batch and its windows, if that is drawn before the
-      previous update; () for none.
-    replays: each core's replay.
-  """
-
-  count: types.Array
-  index: types.Array
-  clock: types.Array
-  keys: Sequence[jax.Array]
-  ahead: Sequence[types.Tree]
-  replays: Sequence[types.Tree]
-
-
 class Batch(NamedTuple):
-  """The batch of one update, or the `due` updates, which have no parts yet.
+  """The batch of one update.
 
   Attributes:
     parts: each core's part, such as a `types.Unroll` of `[L, B / cores, ...]`.
     windows: the sampled windows in each core's replay, see `replay.Replay`; ()
       without priorities.
-    due: several updates; None for one.
+    updates: function `(state, inputs) -> (state, results)` that makes several
+      updates, see `Experience.combine`; None for an update from `parts`.
   """
 
   parts: Sequence[types.Tree]
   windows: Sequence[types.Tree] = ()
-  due: Due | None = None
+  updates: Callable[..., tuple[Any, list[Any]]] | None = None
 
 
 class Experience(abc.ABC):
@@ -63,17 +43,9 @@ class Experience(abc.ABC):
   def example(self, shares: Sequence[types.Share]) -> Batch:
     """Returns a batch with the shapes and dtypes that all batches have."""
 
-  def combine(self, limit: int) -> Any:
-    """Yields up to `limit` updates as one, if their batches can be drawn later.
-
-    Returns the `replay_source.CoreReplay` to draw them with; None for no such.
-    """
-    del limit
-    return None
-
-  def made(self, due: Due) -> None:
-    """Receives the replays and the batches ahead after `due` updates."""
-    raise NotImplementedError
+  def combine(self, update: Callable[..., Any]) -> None:
+    """Allows `Batch.updates`: one program with the packed `OnCore.whole`."""
+    del update
 
   def learned(
     self, windows: Sequence[types.Tree], priorities: Sequence[jax.Array]

@@ -18,7 +18,6 @@ from seedx.learning import (
   inbox,
   pending,
   plans,
-  several,
   updates,
 )
 from seedx.runtime import hosts, process_parts, progress, publication
@@ -238,10 +237,8 @@ class Learner:
       if micro_batches == 1
       else updates.Accumulation(on_core, self._mesh, micro_batches)
     )
-    self._several: several.Several | None = None
     if micro_batches == config.hosts == 1 and self._may_wait(acting_on):
-      if core_replay := source.combine(several.LIMIT):
-        self._several = several.Several(on_core, self._mesh, core_replay)
+      source.combine(updates.packed(on_core.whole))
     self._skipped = progress.SkippedUpdates()
     # Number of updates for which no host had a batch, see `together`.
     self._idle = 0
@@ -286,8 +283,8 @@ class Learner:
 
     If there is a replay, it is allocated.
     """
-    if self._several:
-      self._learn_several(self.source.none_due(shares))
+    if make := self.source.example(shares).updates:
+      self._learn_several(make)
       return
     inputs = self._inputs(self._zeros(shares))
     jax.block_until_ready(self._update(self._state, inputs))
@@ -326,8 +323,8 @@ class Learner:
     Raises:
       RuntimeError: many updates in a row were skipped.
     """
-    if batch is not None and batch.due:
-      self._learn_several(batch.due)
+    if batch is not None and batch.updates:
+      self._learn_several(batch.updates)
       return
     inputs = self._inputs_of(batch)
     self._release()
@@ -351,22 +348,20 @@ class Learner:
       shards = sharding.own_shards(priorities)
       self.source.learned(batch.windows, [shards[core] for core in self.cores])
 
-  def _learn_several(self, due: experience.Due) -> None:
-    """Makes several updates, which a checkpoint has only after the last one."""
-    assert self._several is not None
+  def _learn_several(self, make: Callable[..., Any]) -> None:
+    """Makes updates that a checkpoint leaves out until the last has ended."""
     self._dispatching = True
     inputs = updates.Inputs(np.int32(self.version), self._rng_key, ())
-    state, results, due = self._several(self._state, inputs, due)
+    state, results = make(self._state, inputs)
     with self._changing:
       self._state = state
       self.version += len(results)
       self._pending += [pending.Update(None, x, True) for x in results]
-    self.source.made(due)
     if results:
       self._count()
 
   def _count(self) -> None:
-    """Counts the ended updates."""
+    """Counts the updates that have ended."""
     self._dispatching = False
     self.source.counted(*self._uncounted)
     self._uncounted = 0.0, 0
@@ -515,7 +510,9 @@ class Learner:
 
   def _is_updating(self) -> bool:
     with self._changing:
-      running = [x.result.skipped for x in self._pending if x.before]
+      running = [
+        x.result.skipped for x in self._pending if x.before is not None
+      ]
     return self._dispatching or not publication.is_ready(running)
 
   def _may_wait(self, acting_on: Sequence[jax.Device]) -> bool:

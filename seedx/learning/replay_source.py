@@ -2,16 +2,19 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import checkpoint, metrics, replay, types
+from seedx import checkpoint, metrics, replay, sharding, types
 from seedx.agents import base
 from seedx.learning import experience
 from seedx.on_cpu import random_keys
@@ -19,6 +22,8 @@ from seedx.runtime import memory
 
 # An error message suggests a capacity that needs this fraction of free memory.
 _MEMORY_SHARE = 0.8
+# Most updates of one program, for whose end checkpoints wait.
+_MAX_UPDATES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +69,57 @@ class CoreReplay:
     # A float, because `updates` may exceed JAX's int32.
     done = jnp.minimum(clock / float(self.updates), 1.0)
     return self.replay.sample(state, key, self.num_windows, done)
+
+  def several(
+    self,
+    update: Callable[..., Any],
+    state: base.AgentState,
+    inputs: Any,
+    rng_key: jax.Array,
+    ahead: types.Tree,
+    memory: types.Tree,
+  ) -> tuple[types.Tree, ...]:
+    """Makes several updates, each from a batch that is drawn before it.
+
+    Args:
+      update: update of this core, see `experience.Experience.combine`.
+      state: state of the agent.
+      inputs: `updates.Inputs` of the first update; its batch is the number of
+        updates, and the `index` and the `clock` of the first draw.
+      rng_key: random key of the core.
+      ahead: result of the draw for the first update; () without priorities.
+      memory: state of the replay.
+
+    Returns:
+      The agent's new state, `[8, ...]` results of the updates, without states
+      and priorities, and the new `ahead` and `memory`.
+    """
+    count, first, clock = inputs.batch
+
+    def step(i: jax.Array, *carry: types.Tree) -> tuple[types.Tree, ...]:
+      state, ahead, memory = carry
+      drawn = self.draw(memory, rng_key, first + i, clock + i)
+      # Without priorities, no batch is drawn ahead.
+      (sample, windows), ahead = (ahead, drawn) if ahead else (drawn, ())
+      made = update(
+        state, inputs._replace(version=inputs.version + i, batch=sample)
+      )
+      memory = self.replay.update(memory, windows, made.output.priorities)
+      output = made.output._replace(priorities=None)
+      made, state = made._replace(state=(), output=output), made.state
+      return made, state, ahead, memory
+
+    def body(i: jax.Array, carry: Any) -> Any:
+      results, *before = carry
+      made, *after = step(i, *before)
+      return jax.tree.map(lambda x, y: x.at[i].set(y), results, made), *after
+
+    begin = state, ahead, memory
+    results = jax.tree.map(
+      lambda x: jnp.zeros((_MAX_UPDATES, *x.shape), x.dtype),
+      jax.eval_shape(step, count, *begin)[0],
+    )
+    return jax.lax.fori_loop(0, count, body, (results, *begin))
 
   def num_bytes(self, share: types.Share) -> int:
     """Returns the size in bytes of a state, from the shapes of a share."""
@@ -138,8 +194,8 @@ class ReplaySource(experience.Experience):
     # Copied metrics of the replays, which any thread may read.
     self._metrics: list[dict[str, jax.Array]] = []
     self._ahead: experience.Batch | None = None
-    # Largest number of updates to yield as one; 0 to yield batches.
-    self._limit = 0
+    # Program of all due updates; None to make them one by one.
+    self._several: jax.stages.Wrapped | None = None
     # Saved arrays; the first shares provide the shapes to restore them.
     self._restored: Mapping[str, np.ndarray] = {}
     self._pause = _Pause()
@@ -161,29 +217,25 @@ class ReplaySource(experience.Experience):
       with self._pause.changes():
         if not self._ratio.take():
           return
-        if self._limit:
-          yield self._due()
+        if self._several:
+          count = 1
+          while count < _MAX_UPDATES and self._ratio.take():
+            count += 1
+          make = functools.partial(self._make, count)
+          yield experience.Batch((), updates=make)
           continue
         batch = self._ahead or self._draw_batch()
         if self._config.has_priorities:
           self._ahead = self._draw_batch()
         yield batch
 
-  def combine(self, limit: int) -> CoreReplay:
-    """Yields up to `limit` updates as one, which draw their batches."""
-    self._limit = limit
-    return self._core_replay
-
-  def none_due(self, shares: Sequence[types.Share]) -> experience.Due:
-    """Returns 0 updates to compile with, see `example`."""
-    return self._due_after(0, self.example(shares))
-
-  def made(self, due: experience.Due) -> None:
-    """Takes the replays and the batches ahead after `due` updates."""
-    self.states = due.replays
-    if due.count and self._config.has_priorities:
-      self._ahead = experience.Batch(*zip(*due.ahead, strict=True))
-    self._num_drawn += due.count
+  def combine(self, update: Callable[..., Any]) -> None:
+    """Makes all due updates in one program, up to 8."""
+    several = functools.partial(self._core_replay.several, update)
+    one, mesh = sharding.REPLICATED, sharding.mesh(self._cores)
+    self._several = sharding.per_core(
+      several, mesh, (one,) * 5, one, donate_argnums=4
+    )
 
   def learned(
     self, windows: Sequence[types.Tree], priorities: Sequence[jax.Array]
@@ -206,7 +258,12 @@ class ReplaySource(experience.Experience):
     The first call allocates the replays.
     """
     self._begin(shares)
-    return self._batch(self.states, self._num_drawn)
+    batch = self._batch(self.states, self._num_drawn)
+    return (
+      batch._replace(updates=functools.partial(self._make, 0))
+      if self._several
+      else batch
+    )
 
   def resume(self, updates: int, resets: float) -> None:
     """Continues the random numbers and the clock."""
@@ -364,24 +421,40 @@ class ReplaySource(experience.Experience):
     self._num_drawn += 1
     return self._batch(self.states, self._num_drawn - 1)
 
-  def _due(self) -> experience.Batch:
-    """Returns the updates that are due, one of which has been taken."""
-    count = 1
-    while count < self._limit and self._ratio.take():
-      count += 1
-    if self._config.has_priorities and not self._ahead:
-      self._ahead = self._draw_batch()
-    return experience.Batch((), due=self._due_after(count, self._ahead))
-
-  def _due_after(
-    self, count: int, ahead: experience.Batch | None
-  ) -> experience.Due:
-    index = self._num_drawn
-    pairs: list[types.Tree] = [()] * len(self._cores)
+  def _make(
+    self, count: int, state: base.AgentState, inputs: Any
+  ) -> tuple[base.AgentState, list[Any]]:
+    """Makes several updates, and waits for them; see `experience.Batch`."""
+    ahead: Any = [()] * len(self._cores)
     if self._config.has_priorities:
-      pairs = [*zip(*ahead[:2], strict=True)]
+      if count and not self._ahead:
+        self._ahead = self._draw_batch()
+      batch = self._ahead or self._batch(self.states, 0)
+      ahead = [*zip(batch.parts, batch.windows, strict=True)]
+    index = self._num_drawn
     clock = np.float32(index - self._ratio.missed)
-    return experience.Due(count, index, clock, self._keys, pairs, self.states)
+    # Each core has its own keys and arrays.
+    mesh, one = sharding.mesh(self._cores), sharding.REPLICATED
+    assert self._several is not None
+    results, state, *nests = self._several(
+      state,
+      inputs._replace(batch=(count, index, clock)),
+      *(
+        sharding.assemble(x, mesh, one)
+        for x in (self._keys, ahead, self.states)
+      ),
+    )
+    results = jax.tree.map(np.asarray, results)
+    ahead, self.states = (
+      [sharding.local(x, core) for core in range(len(self._cores))]
+      for x in nests
+    )
+    if count and self._config.has_priorities:
+      parts, windows = zip(*ahead, strict=True)
+      self._ahead = experience.Batch(parts, windows)
+    self._num_drawn += count
+    each = [jax.tree.map(operator.itemgetter(i), results) for i in range(count)]
+    return state, each
 
   def _batch(
     self, states: Sequence[types.Tree], index: int
