@@ -510,9 +510,7 @@ class Learner:
 
   def _is_updating(self) -> bool:
     with self._changing:
-      running = [
-        x.result.skipped for x in self._pending if x.before is not None
-      ]
+      running = [x.result.skipped for x in self._pending]
     return self._dispatching or not publication.is_ready(running)
 
   def _may_wait(self, acting_on: Sequence[jax.Device]) -> bool:

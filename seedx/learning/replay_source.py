@@ -386,7 +386,7 @@ class ReplaySource(experience.Experience):
       jax.random.wrap_key_data(key) for key in self._on_cores(state["keys"])
     ]
     if has_ahead:
-      parts, windows = state["ahead"]
+      parts, windows, _ = state["ahead"]
       self._ahead = experience.Batch(
         self._on_cores(parts), self._on_cores(windows)
       )
