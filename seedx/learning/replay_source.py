@@ -70,57 +70,6 @@ class CoreReplay:
     done = jnp.minimum(clock / float(self.updates), 1.0)
     return self.replay.sample(state, key, self.num_windows, done)
 
-  def several(
-    self,
-    update: Callable[..., Any],
-    state: base.AgentState,
-    inputs: Any,
-    rng_key: jax.Array,
-    ahead: types.Tree,
-    memory: types.Tree,
-  ) -> tuple[types.Tree, ...]:
-    """Makes several updates, each from a batch that is drawn before it.
-
-    Args:
-      update: update of this core, see `experience.Experience.combine`.
-      state: state of the agent.
-      inputs: `updates.Inputs` of the first update; its batch is the number of
-        updates, and the `index` and the `clock` of the first draw.
-      rng_key: random key of the core.
-      ahead: result of the draw for the first update; () without priorities.
-      memory: state of the replay.
-
-    Returns:
-      The agent's new state, `[8, ...]` results of the updates, without states
-      and priorities, and the new `ahead` and `memory`.
-    """
-    count, first, clock = inputs.batch
-
-    def step(i: jax.Array, *carry: types.Tree) -> tuple[types.Tree, ...]:
-      state, ahead, memory = carry
-      drawn = self.draw(memory, rng_key, first + i, clock + i)
-      # Without priorities, no batch is drawn ahead.
-      (sample, windows), ahead = (ahead, drawn) if ahead else (drawn, ())
-      made = update(
-        state, inputs._replace(version=inputs.version + i, batch=sample)
-      )
-      memory = self.replay.update(memory, windows, made.output.priorities)
-      output = made.output._replace(priorities=None)
-      made, state = made._replace(state=(), output=output), made.state
-      return made, state, ahead, memory
-
-    def body(i: jax.Array, carry: Any) -> Any:
-      results, *before = carry
-      made, *after = step(i, *before)
-      return jax.tree.map(lambda x, y: x.at[i].set(y), results, made), *after
-
-    begin = state, ahead, memory
-    results = jax.tree.map(
-      lambda x: jnp.zeros((_MAX_UPDATES, *x.shape), x.dtype),
-      jax.eval_shape(step, count, *begin)[0],
-    )
-    return jax.lax.fori_loop(0, count, body, (results, *begin))
-
   def num_bytes(self, share: types.Share) -> int:
     """Returns the size in bytes of a state, from the shapes of a share."""
     leaves = jax.tree.leaves(jax.eval_shape(self.init, share))
@@ -230,11 +179,14 @@ class ReplaySource(experience.Experience):
         yield batch
 
   def combine(self, update: Callable[..., Any]) -> None:
-    """Makes all due updates in one program, up to 8."""
-    several = functools.partial(self._core_replay.several, update)
-    one, mesh = sharding.REPLICATED, sharding.mesh(self._cores)
+    """Makes up to 8 due updates in one program, see `experience.Batch`."""
+    one = sharding.REPLICATED
     self._several = sharding.per_core(
-      several, mesh, (one,) * 5, one, donate_argnums=4
+      functools.partial(_several, self._core_replay, update),
+      sharding.mesh(self._cores),
+      (one,) * 5,
+      one,
+      donate_argnums=4,
     )
 
   def learned(
@@ -425,30 +377,23 @@ class ReplaySource(experience.Experience):
     self, count: int, state: base.AgentState, inputs: Any
   ) -> tuple[base.AgentState, list[Any]]:
     """Makes several updates, and waits for them; see `experience.Batch`."""
+    assert self._several is not None
     ahead: Any = [()] * len(self._cores)
     if self._config.has_priorities:
       if count and not self._ahead:
         self._ahead = self._draw_batch()
       batch = self._ahead or self._batch(self.states, 0)
       ahead = [*zip(batch.parts, batch.windows, strict=True)]
-    index = self._num_drawn
-    clock = np.float32(index - self._ratio.missed)
-    # Each core has its own keys and arrays.
+    clock = np.float32(self._num_drawn - self._ratio.missed)
+    inputs = inputs._replace(batch=(count, self._num_drawn, clock))
     mesh, one = sharding.mesh(self._cores), sharding.REPLICATED
-    assert self._several is not None
+    of_cores = self._keys, ahead, self.states
     results, state, *nests = self._several(
-      state,
-      inputs._replace(batch=(count, index, clock)),
-      *(
-        sharding.assemble(x, mesh, one)
-        for x in (self._keys, ahead, self.states)
-      ),
+      state, inputs, *(sharding.assemble(x, mesh, one) for x in of_cores)
     )
     results = jax.tree.map(np.asarray, results)
-    ahead, self.states = (
-      [sharding.local(x, core) for core in range(len(self._cores))]
-      for x in nests
-    )
+    cores = range(len(self._cores))
+    ahead, self.states = ([sharding.local(x, i) for i in cores] for x in nests)
     if count and self._config.has_priorities:
       parts, windows = zip(*ahead, strict=True)
       self._ahead = experience.Batch(parts, windows)
@@ -466,6 +411,47 @@ class ReplaySource(experience.Experience):
     ]
     windows = [x for _, x in drawn] if self._config.has_priorities else ()
     return experience.Batch([sample for sample, _ in drawn], windows)
+
+
+def _several(
+  replay: CoreReplay,
+  update: Callable[..., Any],
+  state: base.AgentState,
+  inputs: Any,
+  rng_key: jax.Array,
+  ahead: types.Tree,
+  memory: types.Tree,
+) -> tuple[types.Tree, ...]:
+  """Draws batches and updates in turn; returns the results `[8, ...]` first.
+
+  In place of a batch, `inputs` has the number of updates, and the index and the
+  clock of the first draw.
+  """
+  count, first, clock = inputs.batch
+
+  def step(i: jax.Array, *carry: types.Tree) -> tuple[types.Tree, ...]:
+    state, ahead, memory = carry
+    drawn = replay.draw(memory, rng_key, first + i, clock + i)
+    # Without priorities, no batch is drawn ahead.
+    (sample, windows), ahead = (ahead, drawn) if ahead else (drawn, ())
+    made = update(
+      state, inputs._replace(version=inputs.version + i, batch=sample)
+    )
+    memory = replay.replay.update(memory, windows, made.output.priorities)
+    output = made.output._replace(priorities=None)
+    return made._replace(state=(), output=output), made.state, ahead, memory
+
+  def body(i: jax.Array, carry: Any) -> Any:
+    results, *before = carry
+    made, *after = step(i, *before)
+    return jax.tree.map(lambda x, y: x.at[i].set(y), results, made), *after
+
+  begin = state, ahead, memory
+  results = jax.tree.map(
+    lambda x: jnp.zeros((_MAX_UPDATES, *x.shape), x.dtype),
+    jax.eval_shape(step, count, *begin)[0],
+  )
+  return jax.lax.fori_loop(0, count, body, (results, *begin))
 
 
 class _Pause:
