@@ -109,9 +109,9 @@ def own_shards(array: jax.Array) -> dict[jax.Device, jax.Array]:
   return {x.device: x.data for x in array.addressable_shards}
 
 
-def local(nest: types.Tree, core: int = 0) -> types.Tree:
-  """Returns the copy of a replicated nest on one of this host's cores."""
-  return jax.tree.map(lambda leaf: leaf.addressable_data(core), nest)
+def local(nest: types.Tree) -> types.Tree:
+  """Returns the copy of a replicated nest on this host's first core."""
+  return jax.tree.map(lambda leaf: leaf.addressable_data(0), nest)
 
 
 def per_core(

@@ -32,9 +32,6 @@ due-updates-with-one-version learning/replay_source.py pipelines/sync
 due-updates-with-one-draw learning/replay_source.py pipelines/sync
 - rng_key, first + i, clock + i
 + rng_key, first, clock
-due-updates-draw-nothing-ahead learning/replay_source.py pipelines/sync
-- (ahead, drawn) if ahead else (drawn, ())
-+ (drawn, drawn) if ahead else (drawn, ())
 due-updates-counted-as-one learning/learner.py pipelines/sync
 - self.version += len(results)
 + self.version += 1

@@ -179,15 +179,15 @@ class ReplaySource(experience.Experience):
         yield batch
 
   def combine(self, update: Callable[..., Any]) -> None:
-    """Makes up to 8 due updates in one program, see `experience.Batch`."""
+    """Makes up to 8 due updates in one program, unless there are priorities."""
     one = sharding.REPLICATED
-    self._several = sharding.per_core(
-      functools.partial(_several, self._core_replay, update),
-      sharding.mesh(self._cores),
-      (one,) * 5,
-      one,
-      donate_argnums=4,
-    )
+    if not self._config.has_priorities:
+      self._several = sharding.per_core(
+        functools.partial(_several, self._core_replay, update),
+        sharding.mesh(self._cores),
+        (one,) * 4,
+        one,
+      )
 
   def learned(
     self, windows: Sequence[types.Tree], priorities: Sequence[jax.Array]
@@ -378,25 +378,14 @@ class ReplaySource(experience.Experience):
   ) -> tuple[base.AgentState, list[Any]]:
     """Makes several updates, and waits for them; see `experience.Batch`."""
     assert self._several is not None
-    ahead: Any = [()] * len(self._cores)
-    if self._config.has_priorities:
-      if count and not self._ahead:
-        self._ahead = self._draw_batch()
-      batch = self._ahead or self._batch(self.states, 0)
-      ahead = [*zip(batch.parts, batch.windows, strict=True)]
     clock = np.float32(self._num_drawn - self._ratio.missed)
     inputs = inputs._replace(batch=(count, self._num_drawn, clock))
     mesh, one = sharding.mesh(self._cores), sharding.REPLICATED
-    of_cores = self._keys, ahead, self.states
-    results, state, *nests = self._several(
-      state, inputs, *(sharding.assemble(x, mesh, one) for x in of_cores)
+    keys, states = (
+      sharding.assemble(x, mesh, one) for x in (self._keys, self.states)
     )
+    results, state = self._several(state, inputs, keys, states)
     results = jax.tree.map(np.asarray, results)
-    cores = range(len(self._cores))
-    ahead, self.states = ([sharding.local(x, i) for i in cores] for x in nests)
-    if count and self._config.has_priorities:
-      parts, windows = zip(*ahead, strict=True)
-      self._ahead = experience.Batch(parts, windows)
     self._num_drawn += count
     each = [jax.tree.map(operator.itemgetter(i), results) for i in range(count)]
     return state, each
@@ -419,9 +408,8 @@ def _several(
   state: base.AgentState,
   inputs: Any,
   rng_key: jax.Array,
-  ahead: types.Tree,
   memory: types.Tree,
-) -> tuple[types.Tree, ...]:
+) -> tuple[types.Tree, base.AgentState]:
   """Draws batches and updates in turn; returns the results `[8, ...]` first.
 
   In place of a batch, `inputs` has the number of updates, and the index and the
@@ -429,29 +417,22 @@ def _several(
   """
   count, first, clock = inputs.batch
 
-  def step(i: jax.Array, *carry: types.Tree) -> tuple[types.Tree, ...]:
-    state, ahead, memory = carry
-    drawn = replay.draw(memory, rng_key, first + i, clock + i)
-    # Without priorities, no batch is drawn ahead.
-    (sample, windows), ahead = (ahead, drawn) if ahead else (drawn, ())
+  def step(i: jax.Array, state: base.AgentState) -> tuple[Any, Any]:
+    sample, _ = replay.draw(memory, rng_key, first + i, clock + i)
     made = update(
       state, inputs._replace(version=inputs.version + i, batch=sample)
     )
-    memory = replay.replay.update(memory, windows, made.output.priorities)
-    output = made.output._replace(priorities=None)
-    return made._replace(state=(), output=output), made.state, ahead, memory
+    return made._replace(state=()), made.state
 
   def body(i: jax.Array, carry: Any) -> Any:
-    results, *before = carry
-    made, *after = step(i, *before)
-    return jax.tree.map(lambda x, y: x.at[i].set(y), results, made), *after
+    made, state = step(i, carry[1])
+    return jax.tree.map(lambda x, y: x.at[i].set(y), carry[0], made), state
 
-  begin = state, ahead, memory
   results = jax.tree.map(
     lambda x: jnp.zeros((_MAX_UPDATES, *x.shape), x.dtype),
-    jax.eval_shape(step, count, *begin)[0],
+    jax.eval_shape(step, count, state)[0],
   )
-  return jax.lax.fori_loop(0, count, body, (results, *begin))
+  return jax.lax.fori_loop(0, count, body, (results, state))
 
 
 class _Pause:

@@ -14,7 +14,7 @@ from seedx.agents import a2c, dqn, ppo
 from seedx.learning import learner, replay_source, updates
 from seedx.pipelines import sync
 from seedx.runtime import counters, process
-from tests import conftest, programs, running
+from tests import programs, running
 
 compiled_once = programs.compiled_once
 AGENTS = {"a2c": a2c, "ppo": ppo, "dqn": dqn}
@@ -146,18 +146,8 @@ def test_nothing_is_compiled_after_the_first_updates(name):
   assert counts[0] == counts[-1] > 0
 
 
-@pytest.mark.parametrize(
-  ("kind", "cores"),
-  conftest.slow_but(
-    [(replay.PrioritizedConfig, 2)],
-    [
-      (kind, n)
-      for kind in (replay.Config, replay.PrioritizedConfig)
-      for n in (1, 2)
-    ],
-  ),
-)
-def test_due_updates_in_one_program_equal_single_ones(kind, cores, monkeypatch):
+@pytest.mark.parametrize("cores", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_due_updates_in_one_program_equal_single_ones(cores, monkeypatch):
   """Some updates are skipped, and resets make more updates due."""
   whole, combine = updates.OnCore.whole, replay_source.ReplaySource.combine
 
@@ -176,7 +166,7 @@ def test_due_updates_in_one_program_equal_single_ones(kind, cores, monkeypatch):
     learner=learner.Config(
       unroll_length=UNROLL_LENGTH, learner_devices=tuple(range(cores))
     ),
-    replay=kind(
+    replay=replay.Config(
       replay_capacity=200,
       replay_min_steps=40,
       replay_batch_size=8,
