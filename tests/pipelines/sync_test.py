@@ -146,7 +146,7 @@ def test_nothing_is_compiled_after_the_first_updates(name):
   assert counts[0] == counts[-1] > 0
 
 
-@pytest.mark.parametrize("cores", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cores", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_due_updates_in_one_program_equal_single_ones(cores, monkeypatch):
   """Some updates are skipped, and resets make more updates due."""
   whole, combine = updates.OnCore.whole, replay_source.ReplaySource.combine
