@@ -285,7 +285,7 @@ class _Learning(NamedTuple):
       pairs = zip(states, gradients, strict=True)
       return _alternating([(program, pair) for pair in pairs])
 
-    batch = self.source.example(self.shares)
+    batch = self.source.example(self.shares)._replace(updates=None)
     return {
       **{f"gradient of the {x}": group(x) for x in ("actor", "critic")},
       _GRADIENTS: _alternating([(whole, (x, key, self.batch)) for x in states]),

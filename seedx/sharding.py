@@ -155,15 +155,16 @@ def assemble(
   Args:
     shards: one nest of arrays per core of this host, in the mesh's order.
     over: mesh of cores.
-    specs: partition specs, a prefix of the nest; each shards one axis.
+    specs: partition specs, a prefix of the nest; each shards one axis, or none
+      if JAX may regard the cores' arrays as copies of one array.
   """
   if over.devices.size == 1:
     return shards[0]
 
   def join(spec: PartitionSpec, *leaves: jax.Array) -> jax.Array:
-    axis = tuple(spec).index(CORES)
     shape = list(leaves[0].shape)
-    shape[axis] *= over.devices.size
+    if spec != REPLICATED:
+      shape[tuple(spec).index(CORES)] *= over.devices.size
     return jax.make_array_from_single_device_arrays(
       tuple(shape), NamedSharding(over, spec), list(leaves)
     )

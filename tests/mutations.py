@@ -26,6 +26,18 @@ from typing import NamedTuple
 # For each mutation: its name, a file under `seedx/`, and its test files; the
 # code that occurs once in the file (-), and the code that replaces it (+).
 _MUTATIONS = """\
+due-updates-with-one-version learning/replay_source.py pipelines/sync
+- version=inputs.version + i
++ version=inputs.version
+due-updates-with-one-draw learning/replay_source.py pipelines/sync
+- rng_key, first + i, clock + i
++ rng_key, first, clock
+due-updates-counted-as-one learning/learner.py pipelines/sync
+- self.version += len(results)
++ self.version += 1
+due-updates-delay-acting learning/learner.py learning/learner
+- not {*self.cores}.isdisjoint(acting_on)
++ False
 priorities-of-the-other-replay replay/mixed.py replay/mixed
 - jnp.where(is_fixed, nowhere, new_windows.leaf)
 + jnp.where(is_fixed, new_windows.leaf, nowhere)

@@ -1,8 +1,8 @@
 """Experience: turns new shares into the batches of updates."""
 
 import abc
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -17,10 +17,13 @@ class Batch(NamedTuple):
     parts: each core's part, such as a `types.Unroll` of `[L, B / cores, ...]`.
     windows: the sampled windows in each core's replay, see `replay.Replay`; ()
       without priorities.
+    updates: function `(state, inputs) -> (state, results)` that makes several
+      updates, see `Experience.combine`; None for an update from `parts`.
   """
 
   parts: Sequence[types.Tree]
   windows: Sequence[types.Tree] = ()
+  updates: Callable[..., tuple[Any, list[Any]]] | None = None
 
 
 class Experience(abc.ABC):
@@ -39,6 +42,10 @@ class Experience(abc.ABC):
   @abc.abstractmethod
   def example(self, shares: Sequence[types.Share]) -> Batch:
     """Returns a batch with the shapes and dtypes that all batches have."""
+
+  def combine(self, update: Callable[..., Any]) -> None:
+    """Allows `Batch.updates`: one program with the packed `OnCore.whole`."""
+    del update
 
   def learned(
     self, windows: Sequence[types.Tree], priorities: Sequence[jax.Array]

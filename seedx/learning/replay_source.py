@@ -2,16 +2,19 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import checkpoint, metrics, replay, types
+from seedx import checkpoint, metrics, replay, sharding, types
 from seedx.agents import base
 from seedx.learning import experience
 from seedx.on_cpu import random_keys
@@ -19,6 +22,8 @@ from seedx.runtime import memory
 
 # An error message suggests a capacity that needs this fraction of free memory.
 _MEMORY_SHARE = 0.8
+# Most updates of one program, for whose end checkpoints wait.
+_MAX_UPDATES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +143,8 @@ class ReplaySource(experience.Experience):
     # Copied metrics of the replays, which any thread may read.
     self._metrics: list[dict[str, jax.Array]] = []
     self._ahead: experience.Batch | None = None
+    # Program of all due updates; None to make them one by one.
+    self._several: jax.stages.Wrapped | None = None
     # Saved arrays; the first shares provide the shapes to restore them.
     self._restored: Mapping[str, np.ndarray] = {}
     self._pause = _Pause()
@@ -159,10 +166,28 @@ class ReplaySource(experience.Experience):
       with self._pause.changes():
         if not self._ratio.take():
           return
+        if self._several:
+          count = 1
+          while count < _MAX_UPDATES and self._ratio.take():
+            count += 1
+          make = functools.partial(self._make, count)
+          yield experience.Batch((), updates=make)
+          continue
         batch = self._ahead or self._draw_batch()
         if self._config.has_priorities:
           self._ahead = self._draw_batch()
         yield batch
+
+  def combine(self, update: Callable[..., Any]) -> None:
+    """Makes up to 8 due updates in one program, unless there are priorities."""
+    one = sharding.REPLICATED
+    if not self._config.has_priorities:
+      self._several = sharding.per_core(
+        functools.partial(_several, self._core_replay, update),
+        sharding.mesh(self._cores),
+        (one,) * 4,
+        one,
+      )
 
   def learned(
     self, windows: Sequence[types.Tree], priorities: Sequence[jax.Array]
@@ -185,7 +210,12 @@ class ReplaySource(experience.Experience):
     The first call allocates the replays.
     """
     self._begin(shares)
-    return self._batch(self.states, self._num_drawn)
+    batch = self._batch(self.states, self._num_drawn)
+    return (
+      batch._replace(updates=functools.partial(self._make, 0))
+      if self._several
+      else batch
+    )
 
   def resume(self, updates: int, resets: float) -> None:
     """Continues the random numbers and the clock."""
@@ -308,7 +338,7 @@ class ReplaySource(experience.Experience):
       jax.random.wrap_key_data(key) for key in self._on_cores(state["keys"])
     ]
     if has_ahead:
-      parts, windows = state["ahead"]
+      parts, windows, _ = state["ahead"]
       self._ahead = experience.Batch(
         self._on_cores(parts), self._on_cores(windows)
       )
@@ -343,6 +373,23 @@ class ReplaySource(experience.Experience):
     self._num_drawn += 1
     return self._batch(self.states, self._num_drawn - 1)
 
+  def _make(
+    self, count: int, state: base.AgentState, inputs: Any
+  ) -> tuple[base.AgentState, list[Any]]:
+    """Makes several updates, and waits for them; see `experience.Batch`."""
+    assert self._several is not None
+    clock = np.float32(self._num_drawn - self._ratio.missed)
+    inputs = inputs._replace(batch=(count, self._num_drawn, clock))
+    mesh, one = sharding.mesh(self._cores), sharding.REPLICATED
+    keys, states = (
+      sharding.assemble(x, mesh, one) for x in (self._keys, self.states)
+    )
+    results, state = self._several(state, inputs, keys, states)
+    results = jax.tree.map(np.asarray, results)
+    self._num_drawn += count
+    each = [jax.tree.map(operator.itemgetter(i), results) for i in range(count)]
+    return state, each
+
   def _batch(
     self, states: Sequence[types.Tree], index: int
   ) -> experience.Batch:
@@ -353,6 +400,39 @@ class ReplaySource(experience.Experience):
     ]
     windows = [x for _, x in drawn] if self._config.has_priorities else ()
     return experience.Batch([sample for sample, _ in drawn], windows)
+
+
+def _several(
+  replay: CoreReplay,
+  update: Callable[..., Any],
+  state: base.AgentState,
+  inputs: Any,
+  rng_key: jax.Array,
+  memory: types.Tree,
+) -> tuple[types.Tree, base.AgentState]:
+  """Draws batches and updates in turn; returns the results `[8, ...]` first.
+
+  In place of a batch, `inputs` has the number of updates, and the index and the
+  clock of the first draw.
+  """
+  count, first, clock = inputs.batch
+
+  def step(i: jax.Array, state: base.AgentState) -> tuple[Any, Any]:
+    sample, _ = replay.draw(memory, rng_key, first + i, clock + i)
+    made = update(
+      state, inputs._replace(version=inputs.version + i, batch=sample)
+    )
+    return made._replace(state=()), made.state
+
+  def body(i: jax.Array, carry: Any) -> Any:
+    made, state = step(i, carry[1])
+    return jax.tree.map(lambda x, y: x.at[i].set(y), carry[0], made), state
+
+  results = jax.tree.map(
+    lambda x: jnp.zeros((_MAX_UPDATES, *x.shape), x.dtype),
+    jax.eval_shape(step, count, state)[0],
+  )
+  return jax.lax.fori_loop(0, count, body, (results, state))
 
 
 class _Pause:

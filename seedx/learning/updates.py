@@ -257,7 +257,7 @@ class Whole:
   def __init__(self, on_core: OnCore, mesh: jax.sharding.Mesh) -> None:
     specs = sharding.REPLICATED, on_core.input_specs
     self._update = sharding.per_core(
-      _packed(on_core.whole), mesh, specs, on_core.result_specs
+      packed(on_core.whole), mesh, specs, on_core.result_specs
     )
 
   def __call__(self, state: base.AgentState, inputs: Any) -> Any:
@@ -288,7 +288,7 @@ class Accumulation:
     self._add = jax.jit(
       lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0
     )
-    self._apply = jax.jit(_packed(on_core.apply))
+    self._apply = jax.jit(packed(on_core.apply))
 
   def __call__(self, state: base.AgentState, inputs: Any) -> Any:
     total = self._part(state, inputs, np.int32(0))
@@ -319,7 +319,9 @@ def _norms_of_mean(
   }
 
 
-def _packed(update: Callable[..., Any]) -> Callable[..., Any]:
+def packed(update: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns the function with its metrics in one array, see `Metrics`."""
+
   def packed(*arguments: Any) -> Any:
     result = update(*arguments)
     metrics = Metrics.of(result.output.metrics)

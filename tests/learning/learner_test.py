@@ -536,6 +536,38 @@ def test_each_batch_is_counted_once_even_over_a_resume():
   assert resumed.source.total.tolist() == [2, 2]
 
 
+@pytest.mark.parametrize(
+  ("shape", "acting_on", "combined"),
+  [
+    ((), [], True),
+    ((1, 1), [1], True),
+    ((), [0], False),
+    ((1, 1, 1, 1), [], False),
+  ],
+)
+def test_due_updates_are_combined_unless_acting_or_images_would_be_slow(
+  shape, acting_on, combined
+):
+  class Combined(experience.Once):
+    count = 0
+
+    def combine(self, update):
+      self.count += 1
+
+  def init(rng_key):
+    return dataclasses.replace(agent.init(rng_key), params=jnp.zeros(shape))
+
+  agent, source = tiny_agent(), Combined()
+  learner.Learner(
+    dataclasses.replace(agent, init=init),
+    config_of(1),
+    source,
+    KEY,
+    acting_on=[jax.devices()[i] for i in acting_on],
+  )
+  assert source.count == combined
+
+
 # Refused configs
 
 

@@ -5,12 +5,13 @@ import functools
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from seedx import envs, replay, types
 from seedx.agents import a2c, dqn, ppo
-from seedx.learning import learner
+from seedx.learning import learner, replay_source, updates
 from seedx.pipelines import sync
 from seedx.runtime import counters, process
 from tests import programs, running
@@ -143,6 +144,57 @@ def test_nothing_is_compiled_after_the_first_updates(name):
   counts = [now.compiled for now in seen if now.updates >= 3]
   assert len(counts) > 5
   assert counts[0] == counts[-1] > 0
+
+
+@pytest.mark.parametrize("cores", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_due_updates_in_one_program_equal_single_ones(cores, monkeypatch):
+  """Some updates are skipped, and resets make more updates due."""
+  whole, combine = updates.OnCore.whole, replay_source.ReplaySource.combine
+
+  def skipping(on_core, state, inputs):
+    result = whole(on_core, state, inputs)
+    skipped = result.skipped | (inputs.version % 7 == 3)
+    after = jax.tree.map(
+      lambda old, new: jnp.where(skipped, old, new), state, result.state
+    )
+    return result._replace(state=after, skipped=skipped)
+
+  monkeypatch.setattr(updates.OnCore, "whole", skipping)
+  config = config_of(
+    "dqn",
+    total_steps=260,
+    learner=learner.Config(
+      unroll_length=UNROLL_LENGTH, learner_devices=tuple(range(cores))
+    ),
+    replay=replay.Config(
+      replay_capacity=200,
+      replay_min_steps=40,
+      replay_batch_size=8,
+      replay_ratio=5.0,
+    ),
+  )
+  seen, calls = [], []
+  for combined in (True, False):
+    monkeypatch.setattr(
+      replay_source.ReplaySource,
+      "combine",
+      lambda source, update, combined=combined: (
+        calls.append(source) or combine(source, update) if combined else None
+      ),
+    )
+    made, steps = train(config)
+    drawn = made.learner.source.saved()()
+    seen.append((made.learner.state, drawn, steps[-1]))
+  (state, drawn, last), (expected, expected_drawn, single) = seen
+  assert len(calls) == 1 and last.updates == single.updates >= 100
+  chex.assert_trees_all_close(state.params, expected.params, rtol=1e-5)
+  chex.assert_trees_all_close(drawn, expected_drawn, rtol=1e-5)
+  names = ["updates_skipped", "learner_steps", "learned_steps", "loss"]
+  assert [last.metrics[x] for x in names] == pytest.approx(
+    [single.metrics[x] for x in names], rel=1e-4
+  )
+  assert last.metrics["updates_skipped"] == (last.updates + 3) // 7
+  assert last.learned_steps < 8 * last.metrics["learner_steps"]
 
 
 PONG = envs.Config("Pong-v5", {"img_height": 36, "img_width": 36})
