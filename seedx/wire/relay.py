@@ -45,12 +45,14 @@ class Relay:
     self._sender: bundles.Sender | None = None
     self._is_over = False
 
-  def run(self, client: clients.Client) -> None:
+  def run(self, client: clients.Client, leave: threading.Event) -> None:
     """Relays calls to a server until its work is over; then clients see that.
 
+    If `leave` is set when the stream ends, the server's work is not over, as if
+    the stream had failed. Another `run` may follow, for which clients wait.
+
     Raises:
-      WireError: the stream failed; another `run` may follow, for which clients
-        wait.
+      WireError: the stream failed.
     """
     sender = bundles.Sender()
     stream = client.stream(
@@ -70,7 +72,8 @@ class Relay:
         grpc.StatusCode.INTERNAL, f"bundle: {error}"
       ) from error
     else:
-      self.close()
+      if not leave.is_set():
+        self.close()
     finally:
       stream.close()
       sender.end()
