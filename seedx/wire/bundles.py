@@ -18,8 +18,9 @@ import numpy as np
 from seedx.wire import array_layout, calls
 
 BUNDLES = "bundles"
-# A bundle with this number of bytes gets no further frame.
-BUNDLE_BYTES = 1 << 20
+# A bundle of this size gets no further frame, so that it is never above the
+# server's limit, which is twice that of a single message and 64 KiB.
+BUNDLE_BYTES = 1 << 15
 # Kinds of frames.
 OPEN, ACCEPT, MESSAGE, END = range(4)
 # Number of the call, kind of the frame, bytes of its content, reserved.

@@ -309,8 +309,7 @@ class Server:
       ),
       default=0,
     )
-    limit = 2 * limit + _SLACK_BYTES + bundles.BUNDLE_BYTES
-    limit = min(limit, array_layout.MAX_MESSAGE_BYTES)
+    limit = min(2 * limit + _SLACK_BYTES, array_layout.MAX_MESSAGE_BYTES)
     listening.check_free(self._wanted_address)
     server = grpc.server(
       self._threads,
