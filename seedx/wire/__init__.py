@@ -84,8 +84,8 @@ digits:
   * The gRPC call stays open, and ends with the status once the server has
     closed its half of the socket.
 
-**Bundles.** A process may pass on the calls of others, such as all actors of its
-machine, over one stream of `/seedx/bundles`. Its handshake has one column with
+**Bundles.** A process may pass on the calls of others, such as all actors of
+its machine, over one stream of `/seedx/bundles`. Its handshake has one column with
 an empty name, dtype `|u1` and shape `[]`: each row is a byte. The server's
 welcome is `{"methods": {<name>: [<requests>, <replies>]}}`, with `protocol`,
 `max_rows` and `columns` of each method. A message in either direction is a
