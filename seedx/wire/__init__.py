@@ -85,12 +85,12 @@ digits:
     closed its half of the socket.
 
 **Bundles.** A process may pass on the calls of others, such as all actors of
-its machine, over one stream of `/seedx/bundles`. Its handshake has one column with
-an empty name, dtype `|u1` and shape `[]`: each row is a byte. The server's
+its machine, over one stream of `/seedx/bundles`. Its handshake has one column
+with an empty name, dtype `|u1` and shape `[]`: each row is a byte. The server's
 welcome is `{"methods": {<name>: [<requests>, <replies>]}}`, with `protocol`,
 `max_rows` and `columns` of each method. A message in either direction is a
-bundle of whole frames; any number of messages may follow each other. A frame
-has these fields, then zeros up to a multiple of 8 bytes::
+bundle of whole frames, and is no reply to another. A frame has these fields,
+then zeros up to a multiple of 8 bytes::
 
     offset  size  content
     0       4     u32 number of the call, chosen by the client, once for each
