@@ -60,9 +60,9 @@ class Machine:
 
   def close(self) -> None:
     """Ends all processes."""
-    self._relay.close()
     if self._actors is not None:
       self._actors.stop()
+    self._relay.close()
     self._folder.cleanup()
 
   def _start(self, assignment: joining.Welcome) -> None:

@@ -16,12 +16,9 @@ import grpc
 
 from seedx.wire import array_layout, bundles, calls, clients, serving
 
-# Time for which a call waits for a learner that is away.
-_AWAY_SECONDS = 5.0
-
 
 class Relay:
-  """A relay, whose clients wait for a learner that is away.
+  """A relay, whose clients wait while the learner is away.
 
   A request waits for the reply to the previous one of its call, so the relay
   and the learner hold at most one message of each call.
@@ -114,9 +111,8 @@ class Relay:
     self, name: str, inputs: array_layout.Layout, hello: Mapping[str, Any]
   ) -> "_Call":
     with self._changed:
-      self._changed.wait_for(
-        lambda: self._sender is not None or self._is_over, _AWAY_SECONDS
-      )
+      # Clients do not try in vain, nor print that the learner is away.
+      self._changed.wait_for(lambda: self._sender is not None or self._is_over)
       if self._sender is None:
         raise _away()
       number = next(self._numbers)
@@ -158,7 +154,7 @@ class _Call:
     return self
 
   def attach(self, end: Callable[[calls.Refusal | None], None]) -> None:
-    """See `serving.EndingSession`."""
+    """Takes the function that ends the client's stream."""
     with self._lock:
       self._end, is_over = end, self._is_over
     if is_over:

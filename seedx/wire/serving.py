@@ -151,14 +151,6 @@ class BatchedSession(Protocol):
     """Ends the session, as in `Session`; a request may be unanswered."""
 
 
-@runtime_checkable
-class EndingSession(BatchedSession, Protocol):
-  """A session that can end its stream while no request waits."""
-
-  def attach(self, end: Callable[[calls.Refusal | None], None]) -> None:
-    """Takes the function that ends the stream; a reason of None is OK."""
-
-
 class FunctionSession:
   """A session without state, which answers each request by a function."""
 
@@ -671,8 +663,9 @@ class _Stream:
     if closed or not self._context.add_callback(self.close):
       self.close()
       raise calls.Refusal(grpc.StatusCode.CANCELLED, _STOPPING)
-    if isinstance(session, EndingSession):
-      session.attach(self.end)
+    # A relay's session ends its stream also while no request waits.
+    if (attach := getattr(session, "attach", None)) is not None:
+      attach(self.end)
     answer = {
       **self._method.outputs.to_json(),
       "welcome": dict(session.welcome),

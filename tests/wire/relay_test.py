@@ -248,15 +248,6 @@ def test_clients_of_a_relay_that_leaves_try_again(machine):
   connecting.join()
 
 
-def test_a_call_does_not_wait_forever_for_a_learner(machine, monkeypatch):
-  monkeypatch.setattr(relay, "_AWAY_SECONDS", 0.05)
-  machine.leave.set()
-  machine.relay._sender.end()
-  machine.thread.join(300)
-  with pytest.raises(wire.WireError, match="the learner is away"):
-    machine.connect()
-
-
 def test_the_clients_of_a_relay_need_no_token(tmp_path, stack):
   folder = tmp_path / "tls"
   assert certificates.main([str(folder), "--hosts", "localhost"]) == 0
