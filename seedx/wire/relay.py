@@ -214,4 +214,4 @@ def _layout(json_layout: Mapping[str, Any]) -> array_layout.Layout:
 
 
 def _away() -> calls.Refusal:
-  return calls.Refusal(grpc.StatusCode.UNAVAILABLE, "the learner is away")
+  return calls.Refusal(grpc.StatusCode.UNAVAILABLE, calls.AWAY)
