@@ -110,7 +110,8 @@ def _with_relay(
   """
   while True:
     try:
-      return session(client)
+      session(client)
+      return
     except calls.WireError as error:
       if not error.message.endswith(calls.AWAY) or stop.is_set():
         raise
