@@ -37,8 +37,14 @@ from seedx.learning import experience, updates
 from seedx.learning import learner as learner_lib
 from seedx.pipelines.gorila import parameter_server
 
-_UNIX, _TCP = "unix socket", "TCP"
-_STREAMS = {_UNIX: (2, 16, 64, 128, 256, 512, 1024), _TCP: (2, 64, 256, 1024)}
+_UNIX, _TCP, _BUNDLES = "unix socket", "TCP", "TCP, bundles"
+_STREAMS = {
+  _UNIX: (2, 16, 64, 128, 256, 512, 1024),
+  _TCP: (2, 64, 256, 1024),
+  _BUNDLES: (2, 64, 256, 1024),
+}
+# Number of actors of one machine, whose calls are in one stream of bundles.
+_MACHINE_ACTORS = 128
 _STREAM_ROWS = 16
 # For each line of the table: transport, kind of observations, rows.
 _ROWS = (
@@ -58,7 +64,6 @@ _WARM_CALLS = 3
 _HOSTS = (8, 16, 32, 64, 128, 256, 512)
 _PATIENCE_SECONDS = 120.0
 _ANY_PORT = "127.0.0.1:0"
-_CLIENTS = 2
 PARTS = ("streams", "rows", "bytes", "parameters", "hosts")
 
 
@@ -71,12 +76,14 @@ class Serving(NamedTuple):
     back_seconds: seconds from the server's death until all actors had received
       actions of its replacement; None if it was not killed.
     client_cores: mean number of cores that the actors' processes kept busy.
+    relay_cores: the same of the processes that send bundles.
   """
 
   load: served.Load
   connect_seconds: float
   back_seconds: float | None
   client_cores: float
+  relay_cores: float
 
   @property
   def rate(self) -> float:
@@ -136,7 +143,7 @@ def streams(seconds: float) -> dict[tuple[str, int], Serving]:
   _head(
     f"Streams that each send messages of {_STREAM_ROWS} rows",
     "over|streams|messages/s|CPU us a message|cores of the learner|of the"
-    " actors|all connected after s|all back after s|threads|MB",
+    " actors|of the relays|all connected after s|all back after s|threads|MB",
   )
   lines = {}
   for transport, numbers in _STREAMS.items():
@@ -152,6 +159,7 @@ def streams(seconds: float) -> dict[tuple[str, int], Serving]:
         f"{1e6 * line.cost:.0f}",
         f"{line.cores:.2f}",
         f"{line.client_cores:.2f}",
+        f"{line.relay_cores:.2f}",
         f"{line.connect_seconds:.1f}",
         f"{line.back_seconds:.1f}",
         line.load.threads,
@@ -196,7 +204,8 @@ def serving(
   """Measures a server whose actors send as fast as it replies.
 
   Args:
-    transport: "unix socket" or "TCP".
+    transport: "unix socket", "TCP", or "TCP, bundles" for up to 128 actors in
+      each stream.
     number: number of actors, each with a stream.
     num_rows: number of environments of each actor.
     kind: kind of observations, see `actors.spec`.
@@ -213,23 +222,41 @@ def serving(
     for server in (first, *spare):
       server.receive()
     address = first.ask(f"unix:{folder}/s" if transport == _UNIX else _ANY_PORT)
+    shares, addresses = [number - number // 2, number // 2], [address] * 2
+    relays = []
+    if transport == _BUNDLES:
+      machines = max(1, number // _MACHINE_ACTORS)
+      shares = [number // machines] * machines
+      paths = [f"{folder}/relay-{k}" for k in range(machines)]
+      addresses = [f"unix:{path}" for path in paths]
+      relays = [
+        stack.enter_context(
+          served.Process(served.relay_calls, address, path, number)
+        )
+        for path in paths
+      ]
+      for relay in relays:
+        relay.receive()
     clients = [
-      stack.enter_context(actors.running(address, share, num_rows, kind))
-      for share in (number - number // _CLIENTS, number // _CLIENTS)
+      stack.enter_context(actors.running(*each, num_rows, kind))
+      for each in zip(addresses, shares, strict=True)
     ]
     begin = min(_time_from(client) for client in clients)
     connected = max(_time_from(client) for client in clients)
     first.ask(seconds / 2)  # Warms up.
     start_cpu = sum(_cpu_seconds(x.pid) for x in clients)
+    start_relays = sum(relay.ask("cpu") for relay in relays)
     load = first.ask(seconds)
     client_cpu = sum(_cpu_seconds(x.pid) for x in clients) - start_cpu
+    relay_cpu = sum(relay.ask("cpu") for relay in relays) - start_relays
     back = None
     if spare:
       killed = time.monotonic()
       first.kill()
       spare[0].ask(address)
       back = max(_time_from(client) for client in clients) - killed
-  return Serving(load, connected - begin, back, client_cpu / load.seconds)
+  cores = client_cpu / load.seconds, relay_cpu / load.seconds
+  return Serving(load, connected - begin, back, *cores)
 
 
 def _time_from(client: subprocess.Popen[bytes]) -> float:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from benchmarks import actors
-from seedx import metrics, types
+from seedx import metrics, types, wire
 from seedx.acting import (
   inference,
   inference_server,
@@ -29,7 +29,7 @@ from seedx.app import compiled, devices
 from seedx.on_cpu import allocator
 from seedx.pipelines.gorila import parameter_server
 from seedx.runtime import counters, seeding
-from seedx.wire import serving
+from seedx.wire import relay, serving
 
 _START_SECONDS = 600.0
 _UNROLL_LENGTH = 20
@@ -187,6 +187,27 @@ def serve_parameters(
   shard.bind(server, len(params))
   server.start()
   asked.send(server.address)
+  for _ in _questions(asked):
+    asked.send(time.process_time())
+
+
+def relay_calls(
+  asked: connection.Connection, address: str, path: str, number: int
+) -> None:
+  """Relays the calls of up to `number` actors, which connect to `unix:path`.
+
+  Sends "ready" when it relays. The answer to any question is the CPU seconds of
+  this process.
+  """
+  relaying, stop = relay.Relay(f"unix:{path}", number), threading.Event()
+
+  def run() -> None:
+    wire.until_done(address, lambda x: relaying.run(x, stop), stop, "relay")
+
+  threading.Thread(target=run, daemon=True).start()
+  while not os.path.exists(path):
+    time.sleep(0.01)
+  asked.send("ready")
   for _ in _questions(asked):
     asked.send(time.process_time())
 

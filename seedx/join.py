@@ -1,7 +1,8 @@
 """Joins a run on another machine: `python -m seedx.join HOST:PORT`.
 
 The learner sends this process its role and options. The process works until the
-run is over, and connects again if the learner restarts.
+run is over, and connects again if the learner restarts. With --num-actors, it
+starts this number of processes, which use its connection.
 
 Exit status: 0 after the run's end; 2 if this process or the learner refuses the
 other; 3 if there was no learner for --give-up-seconds; 129, 130 or 143 after
@@ -10,6 +11,7 @@ which a scheduler warns all processes of a job, have no effect: the learner then
 saves the run, and ends it.
 """
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -24,7 +26,7 @@ if __name__ == "__main__":
   output.outlive_readers()
 
 from seedx import types, wire
-from seedx.acting import thin_actor
+from seedx.app import part
 from seedx.app.cli import command_line
 from seedx.launch import joining
 
@@ -36,6 +38,8 @@ class Options(joining.Config):
   Attributes:
     address: address of the learner, HOST:PORT or unix:PATH.
     role: role of this process, if the run has several.
+    num_actors: number of processes that join from this machine; several send
+      and receive their messages over one connection.
     listen: address at which others reach this process, if it is a server.
     env: environment of the learner; needed only if it is MODULE:FACTORY.
     env_options: environment options of the learner; needed only if --env is
@@ -50,6 +54,7 @@ class Options(joining.Config):
 
   address: str = ""
   role: str = ""
+  num_actors: int = types.setting(1, low=1, high=2**20)
   listen: str = ""
   env: str = ""
   env_options: Mapping[str, Any] = types.setting({})
@@ -57,6 +62,14 @@ class Options(joining.Config):
   experiment: str = ""
   options: Mapping[str, Any] = types.setting({})
   security: wire.Security = wire.LOCAL
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if self.listen and self.num_actors > 1:
+      raise types.ConfigError(
+        "expected num_actors of 1 with --listen, because each server needs an"
+        f" address of its own, found {self.num_actors}"
+      )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,23 +83,13 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
 
   def play(assignment: joining.Welcome, ended: threading.Event) -> None:
-    # Blocks JAX before EnvPool or any other module imports it.
-    if not assignment.needs_jax:
-      sys.modules["jax"] = None  # type: ignore[assignment]
-      work = thin_actor.Work.of(
-        asked.address, assignment.options, asked.security
-      )
-      thin_actor.run(work, ended)
-      return
-    if sys.modules.get("jax", assignment) is None:
+    if sys.modules.get("jax", assignment) is None and assignment.needs_jax:
       os.execv(sys.executable, [sys.executable, "-m", "seedx.join", *argv])
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from seedx.app import roles  # It imports JAX.
-
-    experiment = roles.experiment_of(assignment, asked.address)
-    roles.play(
-      experiment, assignment, asked.address, asked.listen, ended, asked.security
-    )
+    if not assignment.needs_jax:
+      # Blocks JAX before EnvPool or any other module imports it.
+      sys.modules["jax"] = None  # type: ignore[assignment]
+    here = part.Part(assignment, asked.address, asked.listen, asked.security)
+    part.play(here, ended)
 
   try:
     wire.check_address(asked.address)
@@ -97,7 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
   hello = joining.Hello(
     asked.role, asked.listen, asked.experiment, {**asked.options, **code}
   )
-  return joining.run(asked.address, hello, play, asked, asked.security)
+  with contextlib.ExitStack() as stack:
+    if asked.num_actors > 1:
+      from seedx.app import machine  # It imports more than one actor needs.
+
+      actors = machine.Machine(asked.address, asked.num_actors, asked.security)
+      stack.callback(actors.close)
+      play = actors.play
+    return joining.run(asked.address, hello, play, asked, asked.security)
 
 
 if __name__ == "__main__":

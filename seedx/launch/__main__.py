@@ -1,12 +1,13 @@
-"""The program that a node's process runs: `python -m seedx.launch ROLE`.
+"""The program of a node's process: `python -m seedx.launch ROLE ADDRESS`.
 
 The program reads its work from standard input, a socket whose other end its
 parent holds. The program ends when the socket closes, so it cannot outlive its
 parent. If it fails, it sends the error over the socket, and its parent prints
-it.
+it. An ADDRESS that is not empty replaces the learner's in the node's config.
 """
 
 import contextlib
+import dataclasses
 import faulthandler
 import multiprocessing.spawn
 import os
@@ -56,6 +57,8 @@ def _main() -> None:
     with functions.importing("the script"):
       multiprocessing.spawn.prepare(parent)
   run, config = pickle.loads(work)
+  if address := sys.argv[2]:
+    config = dataclasses.replace(config, address=address)
   run(config, threading.Event())
   if folder:
     leaving.join()  # The thread removes the folder after the parent's end.

@@ -217,13 +217,16 @@ class _Instance:
 class Process:
   """A process of this machine that runs a node."""
 
-  def __init__(self, role: str, message: bytes) -> None:
-    """Starts the process, which reads a `topology.message`."""
+  def __init__(self, role: str, message: bytes, address: str = "") -> None:
+    """Starts the process, which reads a `topology.message`.
+
+    An `address` replaces the one in the node's config.
+    """
     self._role = role
     self._socket, stdin = socket.socketpair()
     with stdin, signals.pending():
       self._process = subprocess.Popen(
-        [sys.executable, "-m", __package__, role],
+        [sys.executable, "-m", __package__, role, address],
         stdin=stdin.fileno(),
       )
     # The process may die before it has read all of the message.

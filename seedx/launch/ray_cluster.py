@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from seedx import signals, types, wire
-from seedx.launch import instances, joining, topology
+from seedx.launch import instances, joining, ray_relays, topology
 from seedx.launch.config import Config
 
 _LOOK_SECONDS = 0.2
@@ -92,21 +92,36 @@ class Tasks(instances.Instances):
   """The instances of some nodes as tasks of a Ray cluster."""
 
   def __init__(
-    self, all_nodes: list[topology.Node], config: Config, cluster: "Cluster"
+    self,
+    all_nodes: list[topology.Node],
+    config: Config,
+    cluster: "Cluster",
+    relays: ray_relays.Relays,
   ) -> None:
     """Starts all instances of the nodes; `stop` leaves the cluster.
+
+    Nodes that listen connect to the learner themselves, the others to a relay
+    if their machine has one.
 
     Raises:
       types.ConfigError: a node cannot be sent to another process.
     """
-    self._cluster = cluster
+    self._cluster, self._relays = cluster, relays
     resources = {"CPU": 1, **config.actor_resources}
     play = _remote(_play, resources, max_retries=0)
-    super().__init__(all_nodes, functools.partial(_Task, play))
+    listen = {x.role for x in all_nodes if isinstance(x.config, Listening)}
+
+    def start(role: str, message: bytes) -> _Task:
+      return _Task(
+        play, role, message, {} if role in listen else relays.by_node
+      )
+
+    super().__init__(all_nodes, start)
 
   def stop(self, timeout_seconds: float = 2.0) -> None:
     """Ends all instances, and leaves the cluster."""
     super().stop(timeout_seconds)
+    self._relays.close()
     self._cluster.leave()
 
 
@@ -379,9 +394,11 @@ def _free_port(host: str) -> int:
     return probe.getsockname()[1]
 
 
-def _play(role: str, message: bytes) -> tuple[int, str]:
+def _play(
+  role: str, message: bytes, relays: Mapping[str, Any]
+) -> tuple[int, str]:
   """Runs a node on this machine; returns the exit status and the error."""
-  process = instances.Process(role, message)
+  process = instances.Process(role, message, ray_relays.address_here(relays))
   while (status := process.status()) is None:
     time.sleep(_LOOK_SECONDS)
   return status, process.last_error()
@@ -390,8 +407,10 @@ def _play(role: str, message: bytes) -> tuple[int, str]:
 class _Task:
   """A task that runs a node, see `instances.Running`."""
 
-  def __init__(self, play: Any, role: str, message: bytes) -> None:
-    self._result = play.remote(role, message)
+  def __init__(
+    self, play: Any, role: str, message: bytes, relays: Mapping[str, Any]
+  ) -> None:
+    self._result = play.remote(role, message, relays)
     self._error = ""
     self.name = f"{role} on Ray"
 

@@ -84,6 +84,34 @@ digits:
   * The gRPC call stays open, and ends with the status once the server has
     closed its half of the socket.
 
+**Bundles.** A process may pass on the calls of others, such as all actors of
+its machine, over one stream of `/seedx/bundles`. Its handshake has one column
+with an empty name, dtype `|u1` and shape `[]`: each row is a byte. The server's
+welcome is `{"methods": {<name>: [<requests>, <replies>]}}`, with `protocol`,
+`max_rows` and `columns` of each method. A message in either direction is a
+bundle of whole frames, and is no reply to another. A frame has these fields,
+then zeros up to a multiple of 8 bytes::
+
+    offset  size  content
+    0       4     u32 number of the call, chosen by the client, once for each
+    4       4     u32 kind: 0 OPEN, 1 ACCEPT, 2 MESSAGE, 3 END
+    8       4     u32 number of bytes of the content
+    12      4     u32 reserved, 0
+    16            the content
+
+  * OPEN, by the client: the call's path, a line feed, and the JSON object that
+    a call of its own would have under `seedx-layout-bin`, with `"pipe": true`.
+  * ACCEPT, by the server: the server's object, without a path to connect to.
+  * MESSAGE: a request or a reply, in the form of all messages. The client waits
+    for each reply before it sends the call's next request.
+  * END, by the server: `{"code": <name of the status>, "details": <text>}`. END
+    by the client has no content: the call's own client has left.
+
+A frame other than OPEN, of a call that has ended, has no effect. A malformed
+bundle ends the stream, and thus all of its calls, with INVALID_ARGUMENT; a
+malformed request in a well-formed bundle ends its own call only. A bundle ends
+with the first frame after which it has 32 KiB or more.
+
 **Status.** A call ends with one of these statuses:
 
   * OK: the client has ended its requests and all are answered; or the server

@@ -14,6 +14,8 @@ METADATA_BYTES = 1 << 20
 # minutes to compile, to reset a slow simulator, or to step it for an unroll. A
 # stream that has no content for longer sends empty messages.
 SILENT_SECONDS = 300.0
+# Details of the status of a relay's calls whose learner has gone.
+AWAY = "the learner is away"
 # With these options, both ends notice a lost connection after 40 s.
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
   ("grpc.max_send_message_length", -1),

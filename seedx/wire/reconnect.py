@@ -72,7 +72,7 @@ def until_done(
       continue
     try:
       with client:
-        session(client)
+        _with_relay(session, client, stop)
       return
     except calls.WireError as error:
       if error.code is StatusCode.CANCELLED:
@@ -97,6 +97,24 @@ def until_done(
         reported = error.message
         print(f"{role}: waiting for {address}: {reported}", file=sys.stderr)
       stop.wait(retry_seconds)
+
+
+def _with_relay(
+  session: Callable[[clients.Client], None],
+  client: clients.Client,
+  stop: threading.Event,
+) -> None:
+  """Runs a session, and again over the same connection if a relay is there.
+
+  The relay makes the new calls wait for its learner.
+  """
+  while True:
+    try:
+      session(client)
+      return
+    except calls.WireError as error:
+      if not error.message.endswith(calls.AWAY) or stop.is_set():
+        raise
 
 
 class SecurityCheck:

@@ -21,6 +21,7 @@ from seedx import types
 from seedx.wire import (
   array_layout,
   authentication,
+  bundles,
   calls,
   listening,
   pipe_thread,
@@ -212,7 +213,9 @@ class Server:
     self._stop_lock = threading.Lock()
     self._stopping = threading.Event()
     self._security = security.of_server(address)
-    self._handlers = _Handlers(self._methods, self._stopping, self._security)
+    self._handlers = _Handlers(
+      self._methods, self._stopping, self._security, self._threads.submit
+    )
 
   @property
   def address(self) -> str:
@@ -306,13 +309,10 @@ class Server:
       options=[
         *_SERVER_OPTIONS,
         ("grpc.max_receive_message_length", limit),
-        *_hello_limit(self._methods.values()),
+        *calls.metadata_limit(_hello_limit(self._methods.values())),
         ("grpc.max_allowed_incoming_connections", listening.max_connections()),
       ],
-      maximum_concurrent_rpcs=(
-        sum(method.max_streams for method in self._methods.values())
-        + _SPARE_CALLS
-      ),
+      maximum_concurrent_rpcs=_max_calls(self._methods.values()),
     )
     self._address = listening.listen(
       server, self._wanted_address, self._security.credentials
@@ -371,6 +371,7 @@ class Server:
       ):
         # Clients that found no room try again, and so receive CANCELLED, too.
         time.sleep(max(0.0, all_retried_seconds - time.monotonic()))
+      self._handlers.end_bundles()
       # With 0 seconds, gRPC might send UNAVAILABLE in place of the statuses
       # that it has not sent yet, and the clients would try again.
       self._grpc.stop(_FLUSH_SECONDS).wait(2 * _FLUSH_SECONDS)
@@ -478,7 +479,12 @@ class _Method:
         **{x.host: now + _YIELD_SECONDS for x in silent if self.is_stream},
       }
     for stream in silent:
-      stream.end_silent(seconds)
+      stream.end(
+        calls.Refusal(
+          grpc.StatusCode.UNAVAILABLE,
+          f"the client sent or received nothing within {seconds:g} seconds",
+        )
+      )
 
   def cancel_streams(self, only_idle: bool) -> None:
     """Ends all streams; if `only_idle`, those that wait for a request."""
@@ -559,12 +565,9 @@ class _Stream:
     finally:
       self.close()
 
-  def end_silent(self, seconds: float) -> None:
-    """Ends the call from another thread, so that its client tries again."""
-    self._ended = calls.Refusal(
-      grpc.StatusCode.UNAVAILABLE,
-      f"the client sent or received nothing within {seconds:g} seconds",
-    )
+  def end(self, reason: calls.Refusal | None) -> None:
+    """Ends the call from another thread; OK if the reason is None."""
+    self._ended = reason
     self.close()
     if self._pipe is None:  # A closed pipe ends the call itself.
       self._context.cancel()
@@ -660,6 +663,9 @@ class _Stream:
     if closed or not self._context.add_callback(self.close):
       self.close()
       raise calls.Refusal(grpc.StatusCode.CANCELLED, _STOPPING)
+    # A relay's session ends its stream also while no request waits.
+    if (attach := getattr(session, "attach", None)) is not None:
+      attach(self.end)
     answer = {
       **self._method.outputs.to_json(),
       "welcome": dict(session.welcome),
@@ -775,6 +781,7 @@ class _Handlers(grpc.GenericRpcHandler):
     methods: Mapping[str, _Method],
     stopping: threading.Event,
     security: authentication.ServerSecurity,
+    submit: Callable[[Callable[[], None]], object],
   ) -> None:
     # The time at which a method last had no room for a call.
     self.last_full_seconds = -math.inf
@@ -783,6 +790,8 @@ class _Handlers(grpc.GenericRpcHandler):
     self._methods = methods
     self._stopping = stopping
     self._security = security
+    self._submit = submit
+    self._machines: set[bundles.Machine] = set()
     self._lock = threading.Lock()
     # Refused and cancelled calls, each with the time of its end.
     self._spent: collections.deque[tuple[float, object]] = collections.deque(
@@ -842,6 +851,55 @@ class _Handlers(grpc.GenericRpcHandler):
       self._count_without_token(context.peer())
       # Checked first, so that the answer does not even reveal the methods.
       context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected the run's token")
+    if path == calls.PATH_PREFIX + bundles.BUNDLES:
+      yield from self._serve_bundles(requests, context)
+    else:
+      yield from self._serve(path, requests, context)
+
+  def end_bundles(self) -> None:
+    """Ends the streams of all machines, whose calls have ended."""
+    for machine in list(self._machines):
+      machine.sender.end()
+
+  def _serve_bundles(
+    self, requests: Iterator[bytes], context: grpc.ServicerContext
+  ) -> Iterator[bytes]:
+    try:
+      _hello(context, bundles.LAYOUT)
+    except calls.Refusal as refused:
+      context.abort(refused.code, refused.message)
+    if self._stopping.is_set():
+      context.abort(grpc.StatusCode.CANCELLED, _STOPPING)
+    methods = self._methods.values()
+    machine = bundles.Machine(
+      context.peer(),
+      self._serve_call,
+      self._submit,
+      _max_calls(methods),
+      _hello_limit(methods),
+    )
+    layouts = {
+      x.name: (x.inputs.to_json(), x.outputs.to_json()) for x in methods
+    }
+    answer = {**bundles.LAYOUT.to_json(), "welcome": {"methods": layouts}}
+    text = json.dumps(answer).encode()
+    context.send_initial_metadata(((calls.METADATA_KEY, text),))
+    self._machines.add(machine)
+    try:
+      yield from machine.serve(requests)
+    except array_layout.MessageError as error:
+      context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    finally:
+      self._machines.discard(machine)
+
+  def _serve_call(self, path: str, call: bundles.Call) -> None:
+    """Serves a call of a machine until its end."""
+    for _ in self._serve(path, iter(()), call):
+      pass  # The call's replies are in bundles.
+
+  def _serve(
+    self, path: str, requests: Iterator[bytes], context: Any
+  ) -> Iterator[bytes]:
     method = self._methods.get(path.removeprefix(calls.PATH_PREFIX))
     if self._stopping.is_set():
       is_stream = method is not None and method.is_stream
@@ -854,7 +912,10 @@ class _Handlers(grpc.GenericRpcHandler):
         f"expected a method of {names}, found {path}",
       )
       return
-    stream = _Stream(method, context, self._stopping, self.listener, self.pipes)
+    pipe: tuple[Any, Any] = self.listener, self.pipes
+    if isinstance(context, bundles.Call):
+      pipe = context, context.messages
+    stream = _Stream(method, context, self._stopping, *pipe)
     if (reason := method.add(stream)) is not None:
       self.last_full_seconds = time.monotonic()
       context.abort(
@@ -936,11 +997,15 @@ def _hello(
   )
 
 
-def _hello_limit(methods: Iterable[_Method]) -> list[tuple[str, int]]:
-  """Returns gRPC options that refuse a handshake larger than a valid one."""
+def _hello_limit(methods: Iterable[_Method]) -> int:
+  """Returns the maximum number of bytes of a handshake."""
   layouts = (len(json.dumps(x.inputs.to_json())) for x in methods)
-  limit = min(4 * max(layouts, default=0) + _HELLO_BYTES, calls.METADATA_BYTES)
-  return calls.metadata_limit(limit)
+  return min(4 * max(layouts, default=0) + _HELLO_BYTES, calls.METADATA_BYTES)
+
+
+def _max_calls(methods: Iterable[_Method]) -> int:
+  """Returns the maximum number of calls that are served or refused at once."""
+  return sum(method.max_streams for method in methods) + _SPARE_CALLS
 
 
 def _wait_for_end(methods: Iterable[_Method], seconds: float) -> list[str]:

@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 
 import numpy as np
+import psutil
 import pytest
 
 from experiments import gorila_dqn, impala, seed_ppo, seed_vtrace
@@ -331,6 +333,85 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   assert last["env_steps"] >= 2000 and last["learner_steps"] > 5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("experiment", "words"),
+  [(seed_vtrace, []), (impala, ["--env", "CartPole-v1"])],
+)
+def test_actors_behind_one_connection_outlive_each_other_and_the_learner(
+  experiment, words, tmp_path, joiners
+):
+  address = f"unix:{tmp_path}/learner"
+  words = ["--role", "learner", "--address", address, *words, *SHORT, *QUICK]
+  words += ["--num-actors", 2, "--envs-per-actor", 4, "--batch-size", 4]
+  words += ["--total-steps", 10**8, "--run-dir"]
+
+  def learn(run_dir):
+    program = ("-m", experiment.__name__)
+    learner = joiners.start(*words, run_dir, program=program)
+    running.wait_until(lambda: programs.env_steps(run_dir) > 500)
+    return learner
+
+  machine = joiners.start(address, "--num-actors", 2)
+  learner = learn(tmp_path / "first")
+  process = psutil.Process(machine.pid)
+  killed, kept = process.children()
+  killed.kill()
+  running.wait_until(lambda: len({*process.children()} - {killed}) == 2)
+  (new,) = {*process.children()} - {killed, kept}
+  before = programs.env_steps(tmp_path / "first")
+  running.wait_until(
+    lambda: programs.env_steps(tmp_path / "first") > before + 500
+  )
+  joiners.kill(learner)
+  learner = learn(tmp_path / "second")
+  assert {*process.children()} == {kept, new}
+  learner.send_signal(signal.SIGINT)
+  assert learner.wait(600) == 130
+  joiners.programs.remove(learner)
+  (error,) = joiners.ended()
+  assert error.count("joined") == 2 and error.endswith("\nthe run is over\n")
+  assert not kept.is_running() and not new.is_running()
+
+
+def test_several_servers_cannot_have_one_address(capfd):
+  words = ["localhost:1", "--num-actors", "2", "--listen", "localhost:2"]
+  with pytest.raises(SystemExit, match="2"):
+    join.main(words)
+  assert "--num-actors of 1 with --listen" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "code"), [(signal.SIGTERM, 143), (None, 0)])
+def test_a_machine_leaves_nothing_behind(tmp_path, joiners, status, code):
+  options = {"envs_per_actor": 2, "actor_batch_size": 2, "num_actors": 2}
+  learner, received = Learner(tmp_path, ROLES[:1], "impala", **options), []
+
+  def act(rows):
+    received.append(rows)
+    return np.zeros(len(rows.index), np.int32)
+
+  learner.server.bind_stream(
+    protocol.ACT,
+    lambda hello: serving.FunctionSession(act, {"first_seed": 0}),
+    *protocol.act_layouts(envs.spec(envs.Config()), 2),
+    max_streams=2,
+  )
+  # The path of `tmp_path` may be too long for a socket.
+  with learner, tempfile.TemporaryDirectory(dir="/tmp") as folder:
+    words = (learner.server.address, "--num-actors", 2)
+    machine = joiners.start(*words, TMPDIR=folder)
+    running.wait_until(lambda: len(received) > 3)
+    children = psutil.Process(machine.pid).children()
+    assert len(children) == 2 and os.listdir(folder)
+    if status is None:
+      learner.server.stop()
+    else:
+      machine.send_signal(status)
+    joiners.ended(code)
+    assert not any(child.is_running() for child in children)
+    assert not os.listdir(folder)
+
+
 @pytest.fixture
 def replaced(monkeypatch):
   """Lets programs that would replace this process run in it."""
@@ -426,7 +507,7 @@ class Finder:
 sys.meta_path.insert(0, Finder)
 """
 # The maximum number of seedx's modules and packages in a thin actor.
-_MAX_MODULES = 34
+_MAX_MODULES = 35
 
 
 def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):

@@ -145,10 +145,23 @@ def test_a_run_trains_on_a_cluster(program, machines, security, tmp_path):
       address=f"0.0.0.0:{port}",
       env=envs.Config("tests.own_envs:cartpole"),
     )
-  run = app.train(config, run_dir=tmp_path, quiet=True)
+  addresses = set()
+
+  class Looks:
+    def write(self, line):
+      for node in node_processes():
+        with contextlib.suppress(psutil.Error):
+          addresses.add(node.cmdline()[-1].partition("/")[0])
+
+    def close(self):
+      pass
+
+  run = app.train(config, run_dir=tmp_path, quiet=True, sinks=[Looks()])
   assert run.metrics["env_steps"] >= total_steps
   assert run.metrics["learner_steps"] > 0
   assert run.restarts == 0
+  # Servers connect to the learner, others to the relay of their machine.
+  assert addresses == ({"", "unix:"} if program is gorila_dqn else {"unix:"})
   running.wait_until(lambda: not node_processes())
 
 
