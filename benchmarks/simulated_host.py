@@ -6,16 +6,19 @@
 The environments sleep for the time of a step instead of computing
 (`benchmarks.sleeping`), and the network is so small that acting costs next to
 nothing. What is left is the CPU time of the actors' and the learner's programs,
-which share the cores of this machine. Each line of the tables is a run in a
-process of its own; `--runs` repeats each. A rate is a share of the env steps per
-second that the sleeping environments allow.
+which share the cores of this machine. Each line of the tables is a run;
+`--runs` repeats each. The second number of a line is the rate as a share of
+what the sleeping environments allow.
 """
 
 import argparse
+import collections
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
+import pathlib
 import re
 import signal
 import statistics
@@ -45,6 +48,8 @@ from seedx.runtime import process
 _UNROLL_LENGTH = 32
 _BATCH_SIZE = 32
 _START_SECONDS = 120.0
+_POOL = "seedx.pipelines.pool"
+_ACTOR, _INFERENCE = "actor", "inference"
 
 
 class Tiny(nn.Module):
@@ -171,6 +176,16 @@ ARMS = {
   "seed, 64 x 16, 8 rows": Arm(_MANY, _of_seed),
   "seed, 2 x 1,024": Arm(_VECTORS, _of_seed),
 }
+if importlib.util.find_spec(_POOL):
+  kind: Any = importlib.import_module(_POOL).Config
+  kind = type("_Pool", (_Sleeping, kind), {})
+  ARMS["pool, 14 x 16, 8 rows"] = Arm(
+    _EIGHT, functools.partial(_of_seed, kind=kind)
+  )
+
+
+# CPU seconds by name.
+_Seconds = collections.Counter[str, float]
 
 
 class Load(NamedTuple):
@@ -182,7 +197,7 @@ class Load(NamedTuple):
     updates: updates.
     values: medians of the lines' metrics, by name.
     threads: CPU seconds of the learner's process, by thread.
-    actors: CPU seconds of all other processes of the run.
+    roles: CPU seconds of the other processes of the run, by kind of role.
     others: mean number of cores that other programs kept busy; None if unknown.
   """
 
@@ -191,7 +206,7 @@ class Load(NamedTuple):
   updates: float
   values: Mapping[str, float]
   threads: Mapping[str, float]
-  actors: float
+  roles: Mapping[str, float]
   others: float | None
 
   @property
@@ -230,16 +245,21 @@ class _Meter:
   def close(self) -> None:
     pass
 
-  def _used(self) -> tuple[dict[str, float], float]:
-    """Returns CPU seconds by thread, and those of the actors."""
-    tree = cpu_time.of_tree(os.getpid())
-    del tree[os.getpid()]
-    return host_path.of_threads(), sum(tree.values())
+  def _used(self) -> tuple[_Seconds, _Seconds]:
+    """Returns CPU seconds by thread, and those of other processes by role."""
+    roles: _Seconds = collections.Counter()
+    for pid, used in cpu_time.of_tree(os.getpid()).items():
+      words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+      if b"seedx.launch" in words:
+        roles[topology.kind(words[-2].decode())] += used
+    return collections.Counter(host_path.of_threads()), roles
 
   def _load(self, now: float) -> Load:
     assert self._start is not None
-    then, first, threads, actors, others = self._start
-    threads_now, actors_now = self._used()
+    then, first, threads, roles, others = self._start
+    threads_now, roles_now = self._used()
+    threads_now.subtract(threads)
+    roles_now.subtract(roles)
     names = {k for k in self._lines[-1] if "wait" in k or "reply" in k}
     names |= {"inference_rows", "policy_lag"} & self._lines[-1].keys()
     columns = {
@@ -251,17 +271,22 @@ class _Meter:
       last["env_steps"] - first["env_steps"],
       last["learner_steps"] - first["learner_steps"],
       {k: statistics.median(x) for k, x in columns.items() if x},
-      {k: v - threads.get(k, 0.0) for k, v in threads_now.items()},
-      actors_now - actors,
+      threads_now,
+      roles_now,
       others.cores,
     )
 
 
-def run(name: str, settle_seconds: float, seconds: float, folder: str) -> None:
-  """Runs an arm in this process, and prints its `Load`."""
-  arm = ARMS[name]
+def run(
+  name: str,
+  host: Sequence[Any],
+  settle_seconds: float,
+  seconds: float,
+  folder: str,
+) -> None:
+  """Runs an arm on a host in this process, and prints its `Load`."""
   sleeping.install()
-  config = arm.config(arm.host)
+  config = ARMS[name].config(Host(*host))
   if isinstance(config, process.ServerConfig):
     devices.compute_on_own_threads()
   allocator.keep_freed_memory()
@@ -275,8 +300,16 @@ def run(name: str, settle_seconds: float, seconds: float, folder: str) -> None:
   )
 
 
-def measure(name: str, settle_seconds: float, seconds: float) -> Load:
-  """Runs an arm in a process of its own.
+def measure(
+  name: str, host: Host, settle_seconds: float, seconds: float
+) -> Load:
+  """Runs an arm on a host in a process of its own.
+
+  Args:
+    name: key of `ARMS`.
+    host: the host; that of the arm is not used.
+    settle_seconds: seconds from the first update to the measurement.
+    seconds: seconds to measure.
 
   Raises:
     types.ConfigError: the run has failed.
@@ -284,7 +317,8 @@ def measure(name: str, settle_seconds: float, seconds: float) -> Load:
   # Not as the main program, so that actors can import the torso by its name.
   code = "from benchmarks import simulated_host as s; s.run(*{!r})"
   with tempfile.TemporaryDirectory(prefix="seedx-") as folder:
-    words = name, settle_seconds, seconds, os.path.join(folder, "run")
+    path = os.path.join(folder, "run")
+    words = name, tuple(host), settle_seconds, seconds, path
     ended = subprocess.run(
       [sys.executable, "-c", code.format(words)],
       stdout=subprocess.PIPE,
@@ -308,15 +342,15 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--seconds", type=float, default=20.0)
   options = parser.parse_args(argv)
   loads = [
-    (name, measure(name, options.settle, options.seconds))
+    (name, measure(name, arm.host, options.settle, options.seconds))
     for _ in range(options.runs)
-    for name in ARMS
+    for name, arm in ARMS.items()
     if re.search(options.only, name)
   ]
   print(watched.table(_RATES, [_rates(*x) for x in loads]), "\n")
   print(watched.table(_COSTS, [_costs(*x) for x in loads]), "\n")
   for name, load in loads:
-    print(f"{name}: {_threads(name, load)}")
+    print(f"us a row, {name}: {_threads(load)}")
   return 0
 
 
@@ -330,6 +364,7 @@ _RATES = (
   "learner",
   "experience",
   "cores of the learner",
+  "of inference processes",
   "of an actor",
   "of all",
   "other programs",
@@ -342,7 +377,7 @@ _COSTS = (
   "an update",
   "rows in a batch",
   "updates/s",
-  "actors' us a row",
+  "other processes' us a row",
 )
 
 
@@ -353,7 +388,8 @@ def _rates(name: str, load: Load) -> list[str]:
   def cell(key: str, scale: float = 1.0) -> str:
     return f"{scale * values[key]:.2f}" if key in values else "-"
 
-  cores = load.learner / load.seconds, load.actors / load.seconds
+  cores = load.learner / load.seconds
+  by_role = {k: v / load.seconds for k, v in load.roles.items()}
   return [
     name,
     f"{rate:,.0f}",
@@ -363,9 +399,10 @@ def _rates(name: str, load: Load) -> list[str]:
     cell(metrics.WAIT_ENVIRONMENTS),
     cell(metrics.WAIT_LEARNER),
     cell(metrics.WAIT_EXPERIENCE),
-    f"{cores[0]:.2f}",
-    f"{cores[1] / host.actors:.3f}",
-    f"{sum(cores):.2f}",
+    f"{cores:.2f}",
+    f"{by_role[_INFERENCE]:.2f}" if _INFERENCE in by_role else "-",
+    f"{by_role.get(_ACTOR, 0.0) / host.actors:.3f}",
+    f"{cores + sum(by_role.values()):.2f}",
     "-" if load.others is None else f"{load.others:.2f}",
   ]
 
@@ -381,13 +418,12 @@ def _costs(name: str, load: Load) -> list[str]:
     f"{micros / load.updates:,.0f}",
     f"{batch:.1f}" if batch else "-",
     f"{load.updates / load.seconds:.1f}",
-    f"{1e6 * load.actors / load.steps:.1f}",
+    f"{1e6 * sum(load.roles.values()) / load.steps:.1f}",
   ]
 
 
-def _threads(name: str, load: Load) -> str:
-  """Returns the CPU time of a row by the threads of the learner's process."""
-  del name
+def _threads(load: Load) -> str:
+  """Returns the CPU us of a row by the threads of the learner's process."""
   micros = {k: 1e6 * v / load.steps for k, v in load.threads.items()}
   ordered = sorted(micros.items(), key=lambda x: -x[1])
   return ", ".join(f"{k} {v:.1f}" for k, v in ordered if v >= 0.05)

@@ -126,8 +126,8 @@ class Stream:
     """Sends a request; the stream must be one that `Client.exchange` opened.
 
     With `receives`, replies that arrive meanwhile are kept for `receive`, which
-    no other thread may call at the same time. If the request does not fit the layout, the stream ends, and the next
-    `receive` raises ValueError.
+    no other thread may call at the same time. If the request does not fit the
+    layout, the stream ends, and the next `receive` raises ValueError.
     """
     assert self._queue is not None
     if self._pipe is None:
