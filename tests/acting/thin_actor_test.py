@@ -100,6 +100,13 @@ def test_environments_with_actions_step_while_others_do(tmp_path, monkeypatch):
   """If their actions waited for the others' step, a core would be idle."""
   made, failures = [], []
 
+  class Late(ConstantActions):
+    """Answers once the others step."""
+
+    def __call__(self, inputs):
+      assert made[0].stepping.wait(20)
+      return super().__call__(inputs)
+
   def make(env, num_envs, **options):
     made.append(Blocking(env, num_envs, **options))
     return made[-1]
@@ -113,7 +120,7 @@ def test_environments_with_actions_step_while_others_do(tmp_path, monkeypatch):
   monkeypatch.setattr(envs, "make", make)
   server = serving.Server(f"unix:{tmp_path}/learner", 1)
   layouts = protocol.act_layouts(envs.spec(ENV), 2)
-  server.bind_stream(protocol.ACT, ConstantActions, *layouts)
+  server.bind_stream(protocol.ACT, Late, *layouts)
   config = thin_actor.Config(1, envs_per_actor=4, actor_batch_size=2)
   work = thin_actor.Work(f"unix:{tmp_path}/learner", ENV, config)
   with server:
