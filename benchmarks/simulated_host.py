@@ -185,11 +185,11 @@ if importlib.util.find_spec(_POOL):
 
 
 # CPU seconds by name.
-_Seconds = collections.Counter[str, float]
+_Seconds = dict[str, float]
 
 
 class Load(NamedTuple):
-  """What a run did and used in some seconds, as JSON carries it.
+  """Progress and CPU time of a run in some seconds.
 
   Attributes:
     seconds: seconds measured.
@@ -247,32 +247,29 @@ class _Meter:
 
   def _used(self) -> tuple[_Seconds, _Seconds]:
     """Returns CPU seconds by thread, and those of other processes by role."""
-    roles: _Seconds = collections.Counter()
+    roles: _Seconds = collections.defaultdict(float)
     for pid, used in cpu_time.of_tree(os.getpid()).items():
       words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
       if b"seedx.launch" in words:
         roles[topology.kind(words[-2].decode())] += used
-    return collections.Counter(host_path.of_threads()), roles
+    return host_path.of_threads(), roles
 
   def _load(self, now: float) -> Load:
     assert self._start is not None
     then, first, threads, roles, others = self._start
     threads_now, roles_now = self._used()
-    threads_now.subtract(threads)
-    roles_now.subtract(roles)
     names = {k for k in self._lines[-1] if "wait" in k or "reply" in k}
     names |= {"inference_rows", "policy_lag"} & self._lines[-1].keys()
-    columns = {
-      k: [x[k] for x in self._lines if x[k] is not None] for k in names
-    }
-    last: Any = self._lines[-1]
+    lines: list[Any] = self._lines
+    columns = {k: [x[k] for x in lines if x[k] is not None] for k in names}
+    last = lines[-1]
     return Load(
       now - then,
       last["env_steps"] - first["env_steps"],
       last["learner_steps"] - first["learner_steps"],
       {k: statistics.median(x) for k, x in columns.items() if x},
-      threads_now,
-      roles_now,
+      {k: v - threads.get(k, 0.0) for k, v in threads_now.items()},
+      {k: v - roles.get(k, 0.0) for k, v in roles_now.items()},
       others.cores,
     )
 
