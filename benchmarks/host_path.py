@@ -136,7 +136,7 @@ def _print_costs(
       raise types.ConfigError("the actors sent too few messages")
     time.sleep(0.05)
   devices.measure()
-  steps, cpu, by_thread = acted.env_steps, time.process_time(), _of_threads()
+  steps, cpu, by_thread = acted.env_steps, time.process_time(), of_threads()
   start_seconds = time.monotonic()
   time.sleep(options.seconds)
   messages = (acted.env_steps - steps) / options.rows
@@ -147,14 +147,14 @@ def _print_costs(
   rows.append(["rows in a batch", f"{batch:,.0f}"])
   rows.append(["cores of this process", f"{used / seconds:.2f}"])
   rows.append(["CPU us/message", f"{1e6 * used / messages:.1f}"])
-  for name, total in _of_threads().items():
+  for name, total in of_threads().items():
     micros = 1e6 * (total - by_thread.get(name, 0.0)) / messages
     if micros:
       rows.append([f"of the threads {name}", f"{micros:.1f}"])
   print(watched.table(["", "value"], rows))
 
 
-def _of_threads() -> dict[str, float]:
+def of_threads() -> dict[str, float]:
   """Returns the CPU seconds of threads, by their names without numbers."""
   seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
   names = {x.native_id: x.name for x in threading.enumerate()}

@@ -166,6 +166,15 @@ first-moves-without-openings app/arena/matches.py app/arena/matches
 discrete-actions-of-negative-noise agents/sac.py agents/sac
 - outputs - jnp.log(
 + outputs + jnp.log(
+unrolls-are-collected-a-step-late acting/unroll_store.py acting/unroll_store
+- place = jnp.arange(layout.length)[:, None], row
++ place = jnp.arange(1, layout.length + 1)[:, None], row
+actors-step-one-batch-at-a-time acting/thin_actor.py acting/thin_actor
+- if batches == 1:
++ if batches:
+actors-have-one-message-under-way acting/thin_actor.py acting/thin_actor
+- for _ in range(batches):
++ for _ in range(1):
 unrolls-begin-a-row-late acting/unroll_store.py acting/unroll_store
 -   first = count - (layout.length - 1)
 +   first = count - (layout.length - 2)

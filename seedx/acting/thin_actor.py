@@ -7,6 +7,7 @@ A thin actor works without JAX. EnvPool would import JAX, so `seedx.launch` and
 import collections
 import contextlib
 import dataclasses
+import queue
 import threading
 from collections.abc import Mapping
 from typing import Any, Self, TypeVar
@@ -125,6 +126,8 @@ class _Session:
       *protocol.act_layouts(spec, self._rows),
       hello={"num_envs": self._num_envs},
     )
+    # Indices of sent rows; their actions arrive in the same order.
+    self._unanswered: collections.deque[np.ndarray] = collections.deque()
     self._failure: BaseException | None = None
 
   def run(self) -> None:
@@ -164,20 +167,47 @@ class _Session:
     return environment
 
   def _act(self, environment: envs.Environment) -> None:
-    # Indices of sent rows; their actions arrive in the same order.
-    unanswered: collections.deque[np.ndarray] = collections.deque()
-
-    def send() -> None:
-      rows = environment.recv()
-      unanswered.append(rows.index)
-      self._exchange.send(rows)
-
     # EnvPool must not be asked for rows of environments that wait for actions.
-    for _ in range(self._num_envs // self._rows):
-      send()
-    while not self._stop.is_set():
-      actions = self._exchange.receive()
-      if actions is None:
-        return
-      environment.send(unanswered.popleft(), actions)
-      send()
+    batches = self._num_envs // self._rows
+    if batches == 1:
+      self._send(environment)
+      while not self._stop.is_set() and self._receive(environment):
+        self._send(environment)
+      return
+    # True for each batch of environments that step; False at the end.
+    stepping: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def receive_all() -> None:
+      try:
+        while self._receive(environment):
+          stepping.put(True)
+      except BaseException as failure:
+        self._failure = failure
+      finally:
+        stepping.put(False)
+
+    for _ in range(batches):
+      stepping.put(True)
+    # Without this thread, environments whose actions have arrived would wait
+    # until the others have stepped.
+    thread = threading.Thread(target=receive_all, daemon=True)
+    thread.start()
+    try:
+      while not self._stop.is_set() and stepping.get():
+        self._send(environment, receives=False)
+    finally:
+      self._exchange.close()
+      thread.join()
+
+  def _send(self, environment: envs.Environment, receives: bool = True) -> None:
+    rows = environment.recv()
+    self._unanswered.append(rows.index)
+    self._exchange.send(rows, receives)
+
+  def _receive(self, environment: envs.Environment) -> bool:
+    """Sends the next actions to their environments; False if there are none."""
+    actions = self._exchange.receive()
+    if actions is None:
+      return False
+    environment.send(self._unanswered.popleft(), actions)
+    return True

@@ -271,8 +271,9 @@ def collect(
     `into` with these unrolls.
   """
   finished = unrolls(layout, store, slot, count)
-  every_step = slice(None), row
-  steps = _scatter(Steps(*into[:-1]), every_step, Steps(*finished[:-1]))
+  # A slice in place of the times takes four times as long on CPU.
+  place = jnp.arange(layout.length)[:, None], row
+  steps = _scatter(Steps(*into[:-1]), place, Steps(*finished[:-1]))
   core_state = _scatter(into.core_state, (row,), finished.core_state)
   return types.Unroll(**steps._asdict(), core_state=core_state)
 

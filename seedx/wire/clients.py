@@ -122,18 +122,20 @@ class Stream:
     self.send(nest)
     return self.receive()
 
-  def send(self, nest: types.Tree) -> None:
+  def send(self, nest: types.Tree, receives: bool = True) -> None:
     """Sends a request; the stream must be one that `Client.exchange` opened.
 
-    If the request does not fit the layout, the stream ends, and the next
-    `receive` raises ValueError.
+    With `receives`, replies that arrive meanwhile are kept for `receive`, which
+    no other thread may call at the same time. If the request does not fit the
+    layout, the stream ends, and the next `receive` raises ValueError.
     """
     assert self._queue is not None
     if self._pipe is None:
       self._queue.put(nest)
       return
     try:
-      self._send(self._pipe.send_and_receive, nest)
+      pipe = self._pipe
+      self._send(pipe.send_and_receive if receives else pipe.send, nest)
     except Exception as error:
       self._fail(error)
 

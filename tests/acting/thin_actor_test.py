@@ -15,18 +15,28 @@ ENV = envs.Config(env="CartPole-v1")
 
 
 class Blocking:
-  """Environments whose second `recv` blocks; `overlaps` counts early closes."""
+  """Environments whose second `recv` blocks; `overlaps` counts early closes.
+
+  If there is a `failure`, that `recv` then raises it.
+  """
 
   def __init__(self, env, num_envs, **options):
     self._env = envpool_adapter.EnvPoolEnvironment(env, num_envs, **options)
-    self.reset, self.send = self._env.reset, self._env.send
-    self.steps = self.overlaps = self.closes = 0
+    self.reset = self._env.reset
+    self.steps = self.sends = self.overlaps = self.closes = 0
     self.stepping, self.resume = threading.Event(), threading.Event()
+    self.failure = None
+
+  def send(self, index, action):
+    self._env.send(index, action)
+    self.sends += 1
 
   def recv(self):
     if self.steps:
       self.stepping.set()
       self.resume.wait()
+      if self.failure is not None:
+        raise self.failure
     rows = self._env.recv()
     self.stepping.clear()
     self.steps += 1
@@ -84,6 +94,46 @@ def test_an_actor_that_ends_closes_its_environments_and_threads(
       len([x for x in threading.enumerate() if x.name != "wire"]) <= num_threads
     )
   )
+
+
+def test_environments_with_actions_step_while_others_do(tmp_path, monkeypatch):
+  """If their actions waited for the others' step, a core would be idle."""
+  made, failures = [], []
+
+  class Late(ConstantActions):
+    """Answers once the others step."""
+
+    def __call__(self, inputs):
+      assert made[0].stepping.wait(20)
+      return super().__call__(inputs)
+
+  def make(env, num_envs, **options):
+    made.append(Blocking(env, num_envs, **options))
+    return made[-1]
+
+  def act():
+    try:
+      thin_actor.run(work, threading.Event())
+    except OSError as failure:
+      failures.append(failure)
+
+  monkeypatch.setattr(envs, "make", make)
+  server = serving.Server(f"unix:{tmp_path}/learner", 1)
+  layouts = protocol.act_layouts(envs.spec(ENV), 2)
+  server.bind_stream(protocol.ACT, Late, *layouts)
+  config = thin_actor.Config(1, envs_per_actor=4, actor_batch_size=2)
+  work = thin_actor.Work(f"unix:{tmp_path}/learner", ENV, config)
+  with server:
+    actor = threading.Thread(target=act, daemon=True)
+    actor.start()
+    running.wait_until(lambda: made and made[0].sends == 1, seconds=20)
+    (environment,) = made
+    assert environment.stepping.is_set()
+    environment.failure = OSError()
+    environment.resume.set()
+    actor.join(20)
+  assert failures == [environment.failure]
+  assert environment.closes == 1
 
 
 def test_rows_have_a_column_of_info_only_if_entries_are_logged():
