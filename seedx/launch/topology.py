@@ -33,6 +33,8 @@ class Node:
     count: number of processes.
     needs_jax: whether the role computes with JAX, on CPU; for other roles JAX
       cannot be imported.
+    sharing: number of processes that share the CPU cores of a machine; 0 for
+      `count`.
   """
 
   role: str
@@ -40,6 +42,7 @@ class Node:
   config: Any
   count: int = 1
   needs_jax: bool = False
+  sharing: int = 0
 
 
 class Addresses(Protocol):
@@ -87,6 +90,6 @@ def message(node: Node, folder: str) -> bytes:
   if any(argument == "__main__" for _, argument, _ in pickletools.genops(work)):
     parent = multiprocessing.spawn.get_preparation_data(node.role)
     parent.pop("authkey", None)  # This key cannot be pickled.
-  sharing = node.count if node.needs_jax else 0
+  sharing = (node.sharing or node.count) if node.needs_jax else 0
   text = pickle.dumps((parent, work, sharing, folder))
   return SIZE.pack(len(text)) + text

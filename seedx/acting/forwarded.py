@@ -1,0 +1,366 @@
+"""Unrolls that inference processes forward to the learner of a pool.
+
+An inference process opens the stream `FORWARD` with the hello `{"process": k}`.
+The process sends `Forward`: a share of finished unrolls, of any of its slots,
+and what its environments did since its last message. The reply, `Answer`, comes
+when the learner has taken the share. Seeds for its actors' environments are
+leased in ranges, by calls of `SEEDS`. It fetches parameters as unroll actors
+do, see `unroll_messages`.
+
+A thin actor that opens `protocol.ACT` receives the addresses of the inference
+processes.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from seedx import metrics, types, wire
+from seedx.acting import (
+  inference,
+  local_actor,
+  parameters,
+  protocol,
+  unroll_server,
+)
+from seedx.runtime import counters, seeding
+from seedx.wire import serving
+
+FORWARD = "forward"
+SEEDS = "seeds"
+# Largest number of seeds in a lease.
+MAX_SEEDS = 2**20
+# Kinds of events; one of the first kind is in each message.
+NONE, JOINED, LEFT, ENDED = range(4)
+# Metrics of inference, in the order of `Forward.measured`.
+MEASURED = (
+  metrics.WAIT_ENVIRONMENTS,
+  metrics.WAIT_LEARNER,
+  inference.WAIT_DEVICE,
+  "inference_rows",
+  "reply_seconds_p50",
+  "reply_seconds_p99",
+)
+
+
+class Events(NamedTuple):
+  """Events of environments, in order.
+
+  Attributes:
+    kind: `[B]` uint8: an environment joined, left, or ended a game.
+    slot: `[B]` int32, the environment's slot in its inference process.
+    episode_return: `[B]` float32, return of the game; 0 for other events.
+    episode_length: `[B]` int32, its number of env steps; 0 for other events.
+    info: `[B, E]` float32, the entries of its last `info`; () if E is 0.
+  """
+
+  kind: types.Array
+  slot: types.Array
+  episode_return: types.Array
+  episode_length: types.Array
+  info: types.Tree = ()
+
+
+class Forward(NamedTuple):
+  """Finished unrolls of an inference process, and its counts.
+
+  Attributes:
+    events: events since the last message.
+    share: share of finished unrolls, see `types.Share`.
+    env_steps: `[]` int32, number of env steps since the last message.
+    discarded: `[]` int32, number of unrolls that actors left unfinished.
+    measured: `[6]` float32 metrics, see `MEASURED`; NaN for none.
+  """
+
+  events: Events
+  share: types.Share
+  env_steps: types.Array
+  discarded: types.Array
+  measured: types.Array
+
+
+class Answer(NamedTuple):
+  """The learner's answer to a `Forward`.
+
+  Attributes:
+    version: `[]` int32, version of the newest acting parameters.
+    env_steps: `[]` int64, env steps of the run so far.
+  """
+
+  version: types.Array
+  env_steps: types.Array
+
+
+_NUMBER = np.zeros((), np.int32)
+SEED_LAYOUT = wire.Layout.of(wire.once(_NUMBER), 1)
+ANSWER = wire.Layout.of(wire.once(Answer(_NUMBER, np.zeros((), np.int64))), 1)
+
+
+def layout(share: types.Share, num_slots: int, num_info: int) -> wire.Layout:
+  """Returns the layout of `Forward`.
+
+  Args:
+    share: a share, of which only shapes and dtypes matter.
+    num_slots: number of slots of all inference processes.
+    num_info: number E of logged entries of `info`.
+  """
+  info = np.zeros(num_info, np.float32) if num_info else ()
+  events = Events(
+    np.zeros((), np.uint8), _NUMBER, np.zeros((), np.float32), _NUMBER, info
+  )
+  measured = np.zeros(len(MEASURED), np.float32)
+  once = wire.once((share, _NUMBER, _NUMBER, measured))
+  length, size = share.data.version.shape
+  # Some shares wait, and an environment ends at most one game in each step.
+  max_rows = 4 * (num_slots + size) * (length + 1)
+  return wire.Layout.of(Forward(events, *once), max_rows)
+
+
+class ForwardServer:
+  """The learner's server of inference processes.
+
+  Attributes:
+    layout: layout of their messages.
+  """
+
+  def __init__(
+    self,
+    programs: local_actor.Programs,
+    sizes: Sequence[int],
+    acted: counters.ActingCounts,
+    seeds: seeding.Seeds,
+    addresses: Callable[[int], str],
+    newest: Callable[[], tuple[types.Tree, int]],
+    sink: inference.Sink,
+  ) -> None:
+    """Makes the server; `bind` adds its methods to a `wire` server.
+
+    Args:
+      programs: programs of an actor with as many environments as a share has
+        unrolls.
+      sizes: number of slots of each inference process.
+      acted: counts of all experience.
+      seeds: seeds of environments.
+      addresses: function that returns the address of an inference process.
+      newest: function that returns the newest acting parameters and their
+        version.
+      sink: function that takes shares; inference waits while it blocks.
+    """
+    self._programs = programs
+    self._first = np.cumsum([0, *sizes])
+    self._acted = acted
+    self._seeds = seeds
+    self._addresses = addresses
+    self._newest = newest
+    self._sink = sink
+    self.layout = layout(
+      programs.share(), int(self._first[-1]), len(programs.spec.log_info)
+    )
+    exploration = programs.agent.exploration(int(self._first[-1]))
+    self._environments = acted.environments(
+      counters.explores_least(exploration)
+    )
+    self._lock = threading.Lock()
+    self._open: dict[int, _Session] = {}
+    self._turn = itertools.count()
+
+  def bind(self, server: serving.Server) -> None:
+    """Binds the methods for inference processes and for actors."""
+    parameters.Source(self._newest).bind(server)
+    server.bind(SEEDS, self._lease, SEED_LAYOUT, SEED_LAYOUT)
+    server.bind_stream(FORWARD, self._join, self.layout, ANSWER)
+    layouts = protocol.act_layouts(self._programs.spec, int(self._first[-1]))
+    server.bind_stream(protocol.ACT, self._direct, *layouts)
+
+  def example(self) -> types.Share:
+    """Returns a share of zeros."""
+    return jax.tree.map(
+      lambda x: np.zeros(x.shape, x.dtype), self._programs.share()
+    )
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """Returns the means of the inference processes' metrics."""
+    with self._lock:
+      measured = [x.measured for x in self._open.values()]
+    columns = np.transpose(measured or np.full((1, len(MEASURED)), np.nan))
+    known = [column[~np.isnan(column)] for column in columns]
+    return {
+      name: float(np.mean(values)) if len(values) else None
+      for name, values in zip(MEASURED, known, strict=True)
+    }
+
+  def check(self, inputs: Forward) -> None:
+    """Checks the ranges of numbers, and the order of steps.
+
+    Raises:
+      wire.Refusal: INVALID_ARGUMENT, a number or a step is not valid.
+    """
+    share, events = inputs.share, inputs.events
+    unroll, (_, version) = share.data, self._newest()
+    spec = self._programs.spec.action
+    unroll_server.check(unroll, share.priorities, spec, version)
+    wire.check_range("exploration", unroll.inputs.exploration, 0, 1)
+    step_type = unroll.inputs.timestep.step_type
+    if np.any((step_type[1:] == 0) != (step_type[:-1] == 2)):
+      raise wire.invalid("a FIRST after each LAST, and nowhere else", "others")
+    most = self.layout.max_rows
+    wire.check_range("env_steps", inputs.env_steps, 0, most)
+    wire.check_range("discarded", inputs.discarded, 0, most)
+    wire.check_range("kind", events.kind, NONE, ENDED)
+    wire.check_finite("episode_return", events.episode_return)
+    wire.check_range("episode_length", events.episode_length, 0, 2**31 - 1)
+    if len(events.info) and np.isinf(events.info).any():
+      raise wire.invalid("finite numbers or NaN as info", "an infinity")
+
+  def take(self, share: types.Share) -> Answer:
+    """Takes a share that has been checked; returns the answer.
+
+    Raises:
+      wire.Refusal: CANCELLED, the run is over.
+    """
+    if not self._sink(share):
+      raise wire.Refusal(wire.StatusCode.CANCELLED, "this run is over")
+    env_steps = np.int64(self._acted.env_steps)
+    return Answer(np.int32(self._newest()[1]), env_steps)
+
+  def close(self, process: int) -> None:
+    """Ends the session of an inference process."""
+    with self._lock:
+      del self._open[process]
+
+  def _lease(self, count: types.Tree) -> types.Tree:
+    wire.check_range("number of seeds", count, 1, MAX_SEEDS)
+    return np.int32(self._seeds.take(int(count)))
+
+  def _join(self, hello: Mapping[str, Any]) -> "_Session":
+    process, count = hello.get("process"), len(self._first) - 1
+    if type(process) is not int or not 0 <= process < count:
+      raise wire.invalid(
+        f"a process from 0 to {count - 1} in the hello", f"{process!r:.80}"
+      )
+    with self._lock:
+      if process in self._open:
+        raise wire.Refusal(
+          wire.StatusCode.RESOURCE_EXHAUSTED,
+          f"inference process {process} is connected already",
+        )
+      slots = slice(*self._first[process : process + 2])
+      session = _Session(self, process, slots, self._acted, self._environments)
+      self._open[process] = session
+      return session
+
+  def _direct(self, hello: Mapping[str, Any]) -> serving.Session:
+    """Sends an actor to the inference processes, each time in another order."""
+    del hello
+    with self._lock:
+      processes = sorted(self._open)
+    if not processes:
+      raise wire.Refusal(
+        wire.StatusCode.UNAVAILABLE, "no inference process has connected yet"
+      )
+    first = next(self._turn) % len(processes)
+    order = processes[first:] + processes[:first]
+    return serving.FunctionSession(
+      _no_actions, {"addresses": [self._addresses(k) for k in order]}
+    )
+
+
+class _Session:
+  """The session of one inference process, from its stream's start to its end.
+
+  Attributes:
+    measured: the newest `Forward.measured`.
+  """
+
+  def __init__(
+    self,
+    server: ForwardServer,
+    process: int,
+    slots: slice,
+    acted: counters.ActingCounts,
+    environments: counters.Environments,
+  ) -> None:
+    self.welcome = {"env_steps": acted.env_steps}
+    self.measured = np.full(len(MEASURED), np.nan)
+    self._server = server
+    self._process = process
+    self._first = slots.start
+    self._acted = acted
+    self._environments = environments
+    self._has_joined = np.zeros(slots.stop - slots.start, np.bool_)
+    self._lock = threading.Lock()
+    self._closed = False
+
+  def __call__(self, inputs: Forward) -> Answer:
+    """Counts what a message reports, and takes its share."""
+    events = inputs.events
+    self._server.check(inputs)
+    wire.check_range("slot", events.slot, 0, len(self._has_joined) - 1)
+    with self._lock:
+      if self._closed:
+        raise wire.Refusal(wire.StatusCode.CANCELLED, "this session is over")
+      self._acted.add(int(inputs.env_steps), *np.zeros((2, 0)))
+      self._acted.add_discarded(int(inputs.discarded))
+      ends = np.flatnonzero(np.diff(events.kind)) + 1
+      for rows in np.split(np.arange(len(events.kind)), ends):
+        self._count(jax.tree.map(lambda leaf, rows=rows: leaf[rows], events))
+    self.measured = inputs.measured
+    return self._server.take(inputs.share)
+
+  def close(self) -> None:
+    """Counts the environments' unrolls as discarded when the stream ends."""
+    with self._lock:
+      self._closed = True
+      left = np.flatnonzero(self._has_joined)
+      self._environments.leave(self._first + left)
+      self._acted.add_discarded(len(left))
+    self._server.close(self._process)
+
+  def _count(self, events: Events) -> None:
+    """Counts events of one kind."""
+    kind, slots = events.kind[0], events.slot
+    if kind == NONE:
+      return
+    joins = kind == JOINED
+    if np.any(self._has_joined[slots] == joins):
+      raise wire.invalid("events of environments that have joined", "others")
+    if kind == ENDED:
+      self._environments.add(0, *_by_slot(events, self._first))
+      return
+    if len(np.unique(slots)) < len(slots):
+      raise wire.invalid("each environment once", "one twice")
+    self._has_joined[slots] = joins
+    if joins:
+      self._environments.join(self._first + slots)
+    else:
+      self._environments.leave(self._first + slots)
+
+
+def _by_slot(
+  events: Events, first: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, types.Tree]:
+  """Returns ended games as `[B]` slots, and `[B, K]` games of each slot."""
+  order = np.argsort(events.slot, kind="stable")
+  slots, begin, count = np.unique(
+    events.slot[order], return_index=True, return_counts=True
+  )
+  row = np.repeat(np.arange(len(slots)), count)
+  column = np.arange(len(order)) - begin[row]
+
+  def games(values: np.ndarray, fill: float) -> np.ndarray:
+    shape = len(slots), count.max(), *values.shape[1:]
+    placed = np.full(shape, fill, values.dtype)
+    placed[row, column] = values[order]
+    return placed
+
+  info = games(events.info, np.nan) if len(events.info) else ()
+  returns = games(events.episode_return, np.nan)
+  return first + slots, returns, games(events.episode_length, 0), info
+
+
+def _no_actions(inputs: types.Tree) -> types.Tree:
+  raise wire.invalid("rows at the address of an inference process", "rows")
