@@ -1,9 +1,9 @@
 """Unrolls that inference processes forward to the learner of a pool.
 
 An inference process opens the stream `FORWARD` with the hello `{"process": k}`.
-The process sends `Forward`: a share of finished unrolls, of any of its slots,
-and what its environments did since its last message. The reply, `Answer`, comes
-when the learner has taken the share. Seeds for its actors' environments are
+The process sends `Forward`: a part of a share, with finished unrolls of any of
+its slots, and what its environments did since its last message. The reply,
+`Answer`, comes when the learner has taken the unrolls. Seeds for its actors' environments are
 leased in ranges, by calls of `SEEDS`. It fetches parameters as unroll actors
 do, see `unroll_messages`.
 
@@ -70,7 +70,7 @@ class Forward(NamedTuple):
 
   Attributes:
     events: events since the last message.
-    share: share of finished unrolls, see `types.Share`.
+    share: finished unrolls, as a share of them alone, see `types.Share`.
     env_steps: `[]` int32, number of env steps since the last message.
     discarded: `[]` int32, number of unrolls that actors left unfinished.
     measured: `[6]` float32 metrics, see `MEASURED`; NaN for none.
@@ -100,11 +100,22 @@ SEED_LAYOUT = wire.Layout.of(wire.once(_NUMBER), 1)
 ANSWER = wire.Layout.of(wire.once(Answer(_NUMBER, np.zeros((), np.int64))), 1)
 
 
+def num_parts(share_size: int, processes: int) -> int:
+  """Returns into how many equal parts a share of the learner is divided.
+
+  The number is at least that of the processes, as far as a share has as many
+  unrolls: so a process does not collect unrolls for longer than one that alone
+  acts for all.
+  """
+  first = min(processes, share_size)
+  return next(n for n in range(first, share_size + 1) if share_size % n == 0)
+
+
 def layout(share: types.Share, num_slots: int, num_info: int) -> wire.Layout:
   """Returns the layout of `Forward`.
 
   Args:
-    share: a share, of which only shapes and dtypes matter.
+    share: unrolls of a message, of which only shapes and dtypes matter.
     num_slots: number of slots of all inference processes.
     num_info: number E of logged entries of `info`.
   """
@@ -130,6 +141,7 @@ class ForwardServer:
   def __init__(
     self,
     programs: local_actor.Programs,
+    parts: int,
     sizes: Sequence[int],
     acted: counters.ActingCounts,
     seeds: seeding.Seeds,
@@ -140,8 +152,9 @@ class ForwardServer:
     """Makes the server; `bind` adds its methods to a `wire` server.
 
     Args:
-      programs: programs of an actor with as many environments as a share has
+      programs: programs of an actor with as many environments as a message has
         unrolls.
+      parts: number of messages whose unrolls make a share.
       sizes: number of slots of each inference process.
       acted: counts of all experience.
       seeds: seeds of environments.
@@ -151,6 +164,7 @@ class ForwardServer:
       sink: function that takes shares; inference waits while it blocks.
     """
     self._programs = programs
+    self._parts = parts
     self._first = np.cumsum([0, *sizes])
     self._acted = acted
     self._seeds = seeds
@@ -164,6 +178,9 @@ class ForwardServer:
     self._environments = acted.environments(
       counters.explores_least(exploration)
     )
+    # Held while the sink blocks, so that shares arrive one by one.
+    self._filling = threading.Lock()
+    self._waiting: list[types.Share] = []
     self._lock = threading.Lock()
     self._open: dict[int, _Session] = {}
     self._turn = itertools.count()
@@ -178,9 +195,10 @@ class ForwardServer:
 
   def example(self) -> types.Share:
     """Returns a share of zeros."""
-    return jax.tree.map(
+    zeros = jax.tree.map(
       lambda x: np.zeros(x.shape, x.dtype), self._programs.share()
     )
+    return _joined([zeros] * self._parts)
 
   def measure(self) -> dict[str, metrics.Value]:
     """Returns the means of the inference processes' metrics."""
@@ -216,14 +234,18 @@ class ForwardServer:
     if len(events.info) and np.isinf(events.info).any():
       raise wire.invalid("finite numbers or NaN as info", "an infinity")
 
-  def take(self, share: types.Share) -> Answer:
-    """Takes a share that has been checked; returns the answer.
+  def take(self, unrolls: types.Share) -> Answer:
+    """Takes unrolls that have been checked; returns the answer.
 
     Raises:
       wire.Refusal: CANCELLED, the run is over.
     """
-    if not self._sink(share):
-      raise wire.Refusal(wire.StatusCode.CANCELLED, "this run is over")
+    with self._filling:
+      self._waiting.append(unrolls)
+      if len(self._waiting) == self._parts:
+        share, self._waiting = _joined(self._waiting), []
+        if not self._sink(share):
+          raise wire.Refusal(wire.StatusCode.CANCELLED, "this run is over")
     env_steps = np.int64(self._acted.env_steps)
     return Answer(np.int32(self._newest()[1]), env_steps)
 
@@ -338,6 +360,15 @@ class _Session:
       self._environments.join(self._first + slots)
     else:
       self._environments.leave(self._first + slots)
+
+
+def _joined(parts: Sequence[types.Share]) -> types.Share:
+  """Joins the unrolls of messages into a share."""
+  steps = [x.data._replace(core_state=()) for x in parts]
+  unrolls = [(x.data.core_state, x.priorities, x.origin) for x in parts]
+  unroll = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *steps)
+  core_state, *others = jax.tree.map(lambda *x: np.concatenate(x), *unrolls)
+  return types.Share(unroll._replace(core_state=core_state), *others)
 
 
 def _by_slot(

@@ -46,7 +46,7 @@ class Work:
     actors: settings of all actors.
     inference: devices that act.
     unroll_length: number of new env steps of an unroll (T).
-    share_size: number of unrolls in a share.
+    message_size: number of unrolls in a message to the learner.
     security: TLS and token of all connections.
   """
 
@@ -60,7 +60,7 @@ class Work:
   actors: thin_actor.Config
   inference: inference.Config
   unroll_length: int
-  share_size: int
+  message_size: int
   security: wire.Security = wire.LOCAL
 
 
@@ -77,7 +77,7 @@ def run(work: Work, stop: threading.Event) -> None:
   config = models.on_cpu(work.agent) if on_cpu else work.agent
   agent = config.make(spec, None, work.horizon)
   programs = local_actor.Programs.of(
-    agent, spec, work.unroll_length, work.share_size
+    agent, spec, work.unroll_length, work.message_size
   )
 
   def session(client: wire.Client) -> None:
@@ -123,7 +123,7 @@ class _Session:
       self._counts,
       returns_are_sums=envs.returns_are_sums(work.env),
       period=work.unroll_length,
-      share_size=work.share_size,
+      share_size=work.message_size,
       newest=self._published.newest,
       sink=self._shares.put,
       waiting=lambda device: contextlib.nullcontext(),
@@ -161,7 +161,7 @@ class _Session:
       team.join(_STOP_SECONDS)
 
   def _forward(self) -> None:
-    """Sends shares; each message also has the counts since the last one."""
+    """Sends unrolls; each message also has the counts since the last one."""
     while shares := self._shares.get():
       events, env_steps, discarded = self._counts.take(self._layout.max_rows)
       metrics = self._inference.measure()

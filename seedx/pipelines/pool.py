@@ -99,7 +99,7 @@ class Config(process.ServerConfig):
         actors=self.actors,
         inference=self.inference,
         unroll_length=self.learner.unroll_length,
-        share_size=self.learner.share_size,
+        message_size=self._message_size,
         security=self.security,
       )
       nodes.append(
@@ -141,8 +141,9 @@ class Config(process.ServerConfig):
         learning.agent,
         spec,
         self.learner.unroll_length,
-        self.learner.share_size,
+        self._message_size,
       ),
+      self.learner.share_size // self._message_size,
       self._slots(learning.agent),
       acted,
       seeds,
@@ -164,13 +165,18 @@ class Config(process.ServerConfig):
       stopping=learning.inbox.close,
     )
 
+  @property
+  def _message_size(self) -> int:
+    size = self.learner.share_size
+    return size // forwarded.num_parts(size, self.num_inference)
+
   def _slots(self, agent: base.Agent) -> list[int]:
     """Returns the number of slots of each inference process."""
     sizes = self.inference.sizes(
       agent,
       self.actors,
       self.learner.unroll_length,
-      self.learner.share_size,
+      self._message_size,
       self.num_inference,
     )
     slots = [x.layout.num_slots for x in sizes]
