@@ -3,9 +3,9 @@
 An inference process opens the stream `FORWARD` with the hello `{"process": k}`.
 The process sends `Forward`: a part of a share, with finished unrolls of any of
 its slots, and what its environments did since its last message. The reply,
-`Answer`, comes when the learner has taken the unrolls. Seeds for its actors' environments are
-leased in ranges, by calls of `SEEDS`. It fetches parameters as unroll actors
-do, see `unroll_messages`.
+`Answer`, comes when the learner has taken the unrolls. The process leases seeds
+for its actors' environments in ranges, by calls of `SEEDS`, and fetches
+parameters as unroll actors do, see `unroll_messages`.
 
 A thin actor that opens `protocol.ACT` receives the addresses of the inference
 processes.
@@ -13,7 +13,7 @@ processes.
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -327,9 +327,8 @@ class _Session:
         raise wire.Refusal(wire.StatusCode.CANCELLED, "this session is over")
       self._acted.add(int(inputs.env_steps), *np.zeros((2, 0)))
       self._acted.add_discarded(int(inputs.discarded))
-      ends = np.flatnonzero(np.diff(events.kind)) + 1
-      for rows in np.split(np.arange(len(events.kind)), ends):
-        self._count(jax.tree.map(lambda leaf, rows=rows: leaf[rows], events))
+      for run in _runs(events):
+        self._count(jax.tree.map(lambda leaf, run=run: leaf[run], events))
     self.measured = inputs.measured
     return self._server.take(inputs.share)
 
@@ -343,23 +342,33 @@ class _Session:
     self._server.close(self._process)
 
   def _count(self, events: Events) -> None:
-    """Counts events of one kind."""
-    kind, slots = events.kind[0], events.slot
+    """Counts events of one kind, of different slots."""
+    (kind, *_), slots = events.kind, self._first + events.slot
     if kind == NONE:
       return
-    joins = kind == JOINED
-    if np.any(self._has_joined[slots] == joins):
+    if np.any(self._has_joined[events.slot] == (kind == JOINED)):
       raise wire.invalid("events of environments that have joined", "others")
     if kind == ENDED:
-      self._environments.add(0, *_by_slot(events, self._first))
+      returns, lengths = events.episode_return, events.episode_length
+      self._environments.add(0, slots, returns, lengths, events.info)
       return
-    if len(np.unique(slots)) < len(slots):
-      raise wire.invalid("each environment once", "one twice")
-    self._has_joined[slots] = joins
-    if joins:
-      self._environments.join(self._first + slots)
+    self._has_joined[events.slot] = kind == JOINED
+    if kind == JOINED:
+      self._environments.join(slots)
     else:
-      self._environments.leave(self._first + slots)
+      self._environments.leave(slots)
+
+
+def _runs(events: Events) -> Iterator[slice]:
+  """Yields runs of consecutive events of one kind, of different slots."""
+  kinds, slots = events.kind.tolist(), events.slot.tolist()
+  first, seen = 0, set[int]()
+  for k, slot in enumerate(slots):
+    if slot in seen or kinds[k] != kinds[first]:
+      yield slice(first, k)
+      first, seen = k, set()
+    seen.add(slot)
+  yield slice(first, len(slots))
 
 
 def _joined(parts: Sequence[types.Share]) -> types.Share:
@@ -369,28 +378,6 @@ def _joined(parts: Sequence[types.Share]) -> types.Share:
   unroll = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *steps)
   core_state, *others = jax.tree.map(lambda *x: np.concatenate(x), *unrolls)
   return types.Share(unroll._replace(core_state=core_state), *others)
-
-
-def _by_slot(
-  events: Events, first: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, types.Tree]:
-  """Returns ended games as `[B]` slots, and `[B, K]` games of each slot."""
-  order = np.argsort(events.slot, kind="stable")
-  slots, begin, count = np.unique(
-    events.slot[order], return_index=True, return_counts=True
-  )
-  row = np.repeat(np.arange(len(slots)), count)
-  column = np.arange(len(order)) - begin[row]
-
-  def games(values: np.ndarray, fill: float) -> np.ndarray:
-    shape = len(slots), count.max(), *values.shape[1:]
-    placed = np.full(shape, fill, values.dtype)
-    placed[row, column] = values[order]
-    return placed
-
-  info = games(events.info, np.nan) if len(events.info) else ()
-  returns = games(events.episode_return, np.nan)
-  return first + slots, returns, games(events.episode_length, 0), info
 
 
 def _no_actions(inputs: types.Tree) -> types.Tree:
