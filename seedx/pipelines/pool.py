@@ -74,6 +74,12 @@ class Config(process.ServerConfig):
     )
     return dataclasses.replace(plan, reuse=self.buffer.reuse)
 
+  @property
+  def message_size(self) -> int:
+    """Number of unrolls in a message of an inference process."""
+    size = self.learner.share_size
+    return size // forwarded.num_parts(size, self.num_inference)
+
   def with_sockets(self, folder: str) -> Self:
     """Returns the config with a socket in `folder` for each missing address."""
     sockets = (
@@ -99,7 +105,7 @@ class Config(process.ServerConfig):
         actors=self.actors,
         inference=self.inference,
         unroll_length=self.learner.unroll_length,
-        message_size=self._message_size,
+        message_size=self.message_size,
         security=self.security,
       )
       nodes.append(
@@ -141,9 +147,9 @@ class Config(process.ServerConfig):
         learning.agent,
         spec,
         self.learner.unroll_length,
-        self._message_size,
+        self.message_size,
       ),
-      self.learner.share_size // self._message_size,
+      self.learner.share_size // self.message_size,
       self._slots(learning.agent),
       acted,
       seeds,
@@ -165,18 +171,13 @@ class Config(process.ServerConfig):
       stopping=learning.inbox.close,
     )
 
-  @property
-  def _message_size(self) -> int:
-    size = self.learner.share_size
-    return size // forwarded.num_parts(size, self.num_inference)
-
   def _slots(self, agent: base.Agent) -> list[int]:
     """Returns the number of slots of each inference process."""
     sizes = self.inference.sizes(
       agent,
       self.actors,
       self.learner.unroll_length,
-      self._message_size,
+      self.message_size,
       self.num_inference,
     )
     slots = [x.layout.num_slots for x in sizes]

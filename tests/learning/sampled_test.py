@@ -97,7 +97,9 @@ def test_a_resumed_run_draws_other_unrolls():
   fresh, resumed = (source_of(reuse=2) for _ in range(2))
   resumed.resume(100, 0.0)
   for number in range(8):
-    pairs = zip(fresh([share_of(number)]), resumed([share_of(number)]))
+    pairs = zip(
+      fresh([share_of(number)]), resumed([share_of(number)]), strict=True
+    )
     differ = [np.any(drawn(a) != drawn(b)) for a, b in pairs]
   assert any(differ)
   assert fresh.kept is None
@@ -115,5 +117,5 @@ def test_schedules_cover_all_updates(reuse):
 
 @pytest.mark.parametrize("fields", [{"reuse": 0}, {"buffer_batches": 0}])
 def test_invalid_settings_are_refused(fields):
-  with pytest.raises(types.ConfigError, match=f"{[*fields][0]} from 1"):
+  with pytest.raises(types.ConfigError, match=f"{next(iter(fields))} from 1"):
     sampled.Config(**fields)

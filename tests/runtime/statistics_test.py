@@ -22,6 +22,7 @@ AGENTS = {
   "sync": "a2c",
   "seed": "a2c",
   "impala": "a2c",
+  "pool": "a2c",
   "a3c": "a2c",
   "gorila": "dqn",
 }
@@ -30,6 +31,7 @@ ONE = {
   "sync": {},
   "seed": {"num_actors": 1},
   "impala": {"num_actors": 1, "unroll_length": 40},
+  "pool": {"num_actors": 1, "num_inference": 1},
   "a3c": {"num_workers": 1},
   "gorila": {"num_workers": 1},
 }
