@@ -128,6 +128,7 @@ class Config(process.ServerConfig):
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the learner process: unrolls in, updates, parameters out."""
+    self._check_addresses()
     spec = envs.spec(self.env)
     acted = context.acted(spec, self.total_steps)
     seeds = context.seeds(self.seed)
@@ -170,6 +171,14 @@ class Config(process.ServerConfig):
       addresses={"inference": addresses},
       stopping=learning.inbox.close,
     )
+
+  def _check_addresses(self) -> None:
+    found, expected = len(self.inference_addresses), self.num_inference
+    if found and found != expected:
+      raise types.ConfigError(
+        f"expected {expected} inference_addresses, one for each of num_inference"
+        f" processes, found {found}"
+      )
 
   def _slots(self, agent: base.Agent) -> list[int]:
     """Returns the number of slots of each inference process."""

@@ -1,4 +1,4 @@
-"""Unrolls that inference processes forward, and the learner's server of them."""
+"""Unrolls that inference processes forward to the learner of a pool."""
 
 import functools
 
@@ -134,8 +134,8 @@ def test_counts_of_a_process_are_those_of_its_environments():
   # A restarted actor joins within one message; the games stay in order.
   again = [(forwarded.LEFT, 0), (forwarded.JOINED, 0), ended(0, 9.0)]
   session(message(again))
-  newest = made.counts.returns.saved()["values"]
-  assert [8.0, 9.0] == newest[4:6].tolist()
+  newest = made.counts.returns.saved()["latest"]
+  assert newest[:6].tolist() == [3.0, 4.0, 5.0, 6.0, 8.0, 9.0]
 
 
 def test_a_process_that_ends_leaves_its_place_and_its_environments():
@@ -272,7 +272,9 @@ def test_seeds_are_leased_in_ranges_and_used_once(tmp_path):
       all_seeds[0].take(forwarded.MAX_SEEDS + 1)
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
   assert leases == [8, 8, 8, 8, 20, forwarded.MAX_SEEDS + 1]
-  used = [x + k for x, n in zip(taken, [3] * 8 + [20]) for k in range(n)]
+  used = [
+    x + k for x, n in zip(taken, [*[3] * 8, 20], strict=True) for k in range(n)
+  ]
   assert len(set(used)) == len(used) == 44
   assert made.seeds.taken == 52
 
