@@ -47,36 +47,22 @@ MEASURED = (
 )
 
 
-class Events(NamedTuple):
-  """Events of environments, in order.
-
-  Attributes:
-    kind: `[B]` uint8: an environment joined, left, or ended a game.
-    slot: `[B]` int32, the environment's slot in its inference process.
-    episode_return: `[B]` float32, return of the game; 0 for other events.
-    episode_length: `[B]` int32, its number of env steps; 0 for other events.
-    info: `[B, E]` float32, the entries of its last `info`; () if E is 0.
-  """
-
-  kind: types.Array
-  slot: types.Array
-  episode_return: types.Array
-  episode_length: types.Array
-  info: types.Tree = ()
-
-
 class Forward(NamedTuple):
   """Finished unrolls of an inference process, and its counts.
 
   Attributes:
-    events: events since the last message.
+    events: `[B, 4 + E]` float64, the events of environments since the last
+      message, in order. The columns are the kind: an environment joined, left,
+      or ended a game; its slot in the inference process; the game's return and
+      length, and the E entries of its last `info`, see `types.Rows`; 0 for
+      other events.
     share: finished unrolls, as a share of them alone, see `types.Share`.
     env_steps: `[]` int32, number of env steps since the last message.
     discarded: `[]` int32, number of unrolls that actors left unfinished.
     measured: `[6]` float32 metrics, see `MEASURED`; NaN for none.
   """
 
-  events: Events
+  events: types.Array
   share: types.Share
   env_steps: types.Array
   discarded: types.Array
@@ -119,16 +105,12 @@ def layout(share: types.Share, num_slots: int, num_info: int) -> wire.Layout:
     num_slots: number of slots of all inference processes.
     num_info: number E of logged entries of `info`.
   """
-  info = np.zeros(num_info, np.float32) if num_info else ()
-  events = Events(
-    np.zeros((), np.uint8), _NUMBER, np.zeros((), np.float32), _NUMBER, info
-  )
   measured = np.zeros(len(MEASURED), np.float32)
   once = wire.once((share, _NUMBER, _NUMBER, measured))
   length, size = share.data.version.shape
   # Some shares wait, and an environment ends at most one game in each step.
   max_rows = 4 * (num_slots + size) * (length + 1)
-  return wire.Layout.of(Forward(events, *once), max_rows)
+  return wire.Layout.of(Forward(np.zeros(4 + num_info), *once), max_rows)
 
 
 class ForwardServer:
@@ -141,8 +123,9 @@ class ForwardServer:
   def __init__(
     self,
     programs: local_actor.Programs,
-    parts: int,
-    sizes: Sequence[int],
+    share_size: int,
+    sizes: Sequence[inference.Sizes],
+    processes: int,
     acted: counters.ActingCounts,
     seeds: seeding.Seeds,
     addresses: Callable[[int], str],
@@ -154,8 +137,10 @@ class ForwardServer:
     Args:
       programs: programs of an actor with as many environments as a message has
         unrolls.
-      parts: number of messages whose unrolls make a share.
-      sizes: number of slots of each inference process.
+      share_size: number of unrolls of a share, a multiple of that of a message.
+      sizes: sizes of all devices of the first inference process, then of the
+        others.
+      processes: number of inference processes.
       acted: counts of all experience.
       seeds: seeds of environments.
       addresses: function that returns the address of an inference process.
@@ -164,19 +149,20 @@ class ForwardServer:
       sink: function that takes shares; inference waits while it blocks.
     """
     self._programs = programs
-    self._parts = parts
-    self._first = np.cumsum([0, *sizes])
+    self._parts = share_size // programs.layout.num_slots
+    slots = np.reshape([x.layout.num_slots for x in sizes], (processes, -1))
+    self._first = np.cumsum([0, *slots.sum(axis=1)])
     self._acted = acted
     self._seeds = seeds
     self._addresses = addresses
     self._newest = newest
     self._sink = sink
+    spec = programs.spec
     self.layout = layout(
-      programs.share(), int(self._first[-1]), len(programs.spec.log_info)
+      programs.share(), int(self._first[-1]), len(spec.log_info)
     )
-    exploration = programs.agent.exploration(int(self._first[-1]))
     self._environments = acted.environments(
-      counters.explores_least(exploration)
+      np.concatenate([x.reported for x in sizes])
     )
     # Held while the sink blocks, so that shares arrive one by one.
     self._filling = threading.Lock()
@@ -217,7 +203,7 @@ class ForwardServer:
     Raises:
       wire.Refusal: INVALID_ARGUMENT, a number or a step is not valid.
     """
-    share, events = inputs.share, inputs.events
+    share, (kind, _, *games) = inputs.share, inputs.events.T[:4]
     unroll, (_, version) = share.data, self._newest()
     spec = self._programs.spec.action
     unroll_server.check(unroll, share.priorities, spec, version)
@@ -225,13 +211,14 @@ class ForwardServer:
     step_type = unroll.inputs.timestep.step_type
     if np.any((step_type[1:] == 0) != (step_type[:-1] == 2)):
       raise wire.invalid("a FIRST after each LAST, and nowhere else", "others")
-    most = self.layout.max_rows
-    wire.check_range("env_steps", inputs.env_steps, 0, most)
-    wire.check_range("discarded", inputs.discarded, 0, most)
-    wire.check_range("kind", events.kind, NONE, ENDED)
-    wire.check_finite("episode_return", events.episode_return)
-    wire.check_range("episode_length", events.episode_length, 0, 2**31 - 1)
-    if len(events.info) and np.isinf(events.info).any():
+    for name in ("env_steps", "discarded"):
+      wire.check_range(name, getattr(inputs, name), 0, self.layout.max_rows)
+    wire.check_range("kind", kind, NONE, ENDED)
+    wire.check_finite("games", games)
+    wire.check_range("length of a game", games[1], 0, 2**31 - 1)
+    if np.any(inputs.events[:, :2] % 1):
+      raise wire.invalid("integers as kinds and slots", "others")
+    if np.isinf(inputs.events).any():
       raise wire.invalid("finite numbers or NaN as info", "an infinity")
 
   def take(self, unrolls: types.Share) -> Answer:
@@ -319,16 +306,16 @@ class _Session:
 
   def __call__(self, inputs: Forward) -> Answer:
     """Counts what a message reports, and takes its share."""
-    events = inputs.events
     self._server.check(inputs)
-    wire.check_range("slot", events.slot, 0, len(self._has_joined) - 1)
+    slots = inputs.events[:, 1]
+    wire.check_range("slot", slots, 0, len(self._has_joined) - 1)
     with self._lock:
       if self._closed:
         raise wire.Refusal(wire.StatusCode.CANCELLED, "this session is over")
       self._acted.add(int(inputs.env_steps), *np.zeros((2, 0)))
       self._acted.add_discarded(int(inputs.discarded))
-      for run in _runs(events):
-        self._count(jax.tree.map(lambda leaf, run=run: leaf[run], events))
+      for run in _runs(inputs.events):
+        self._count(run)
     self.measured = inputs.measured
     return self._server.take(inputs.share)
 
@@ -341,34 +328,34 @@ class _Session:
       self._acted.add_discarded(len(left))
     self._server.close(self._process)
 
-  def _count(self, events: Events) -> None:
+  def _count(self, events: np.ndarray) -> None:
     """Counts events of one kind, of different slots."""
-    (kind, *_), slots = events.kind, self._first + events.slot
+    kind, slots = events[0, 0], events[:, 1].astype(np.int32)
     if kind == NONE:
       return
-    if np.any(self._has_joined[events.slot] == (kind == JOINED)):
+    if np.any(self._has_joined[slots] == (kind == JOINED)):
       raise wire.invalid("events of environments that have joined", "others")
     if kind == ENDED:
-      returns, lengths = events.episode_return, events.episode_length
-      self._environments.add(0, slots, returns, lengths, events.info)
+      returns, lengths, info = events[:, 2], events[:, 3], events[:, 4:]
+      info = info.astype(np.float32) if info.size else ()
+      self._environments.add(0, self._first + slots, returns, lengths, info)
       return
-    self._has_joined[events.slot] = kind == JOINED
+    self._has_joined[slots] = kind == JOINED
     if kind == JOINED:
-      self._environments.join(slots)
+      self._environments.join(self._first + slots)
     else:
-      self._environments.leave(slots)
+      self._environments.leave(self._first + slots)
 
 
-def _runs(events: Events) -> Iterator[slice]:
+def _runs(events: np.ndarray) -> Iterator[np.ndarray]:
   """Yields runs of consecutive events of one kind, of different slots."""
-  kinds, slots = events.kind.tolist(), events.slot.tolist()
-  first, seen = 0, set[int]()
-  for k, slot in enumerate(slots):
-    if slot in seen or kinds[k] != kinds[first]:
-      yield slice(first, k)
+  first, seen = 0, set[float]()
+  for k, (kind, slot) in enumerate(events[:, :2].tolist()):
+    if slot in seen or kind != events[first, 0]:
+      yield events[first:k]
       first, seen = k, set()
     seen.add(slot)
-  yield slice(first, len(slots))
+  yield events[first:]
 
 
 def _joined(parts: Sequence[types.Share]) -> types.Share:

@@ -9,12 +9,12 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
-import tree
 
-from seedx import channels, envs, trees, types, wire
+from seedx import channels, envs, types, wire
 from seedx.acting import (
   forwarded,
   inference,
@@ -244,15 +244,7 @@ class Counts(counters.ActingCounts):
     super().__init__()
     self.run_steps = run_steps
     self._num_slots, self._new_steps, self._discarded = 0, 0, 0
-    zeros = np.zeros(1, np.int32)
-    self._none = forwarded.Events(
-      np.zeros(1, np.uint8),
-      zeros,
-      np.zeros(1, np.float32),
-      zeros,
-      np.zeros((1, num_info), np.float32) if num_info else (),
-    )
-    self._events: list[forwarded.Events] = []
+    self._events = np.zeros((0, 4 + num_info))
 
   @property
   def env_steps(self) -> int:
@@ -262,71 +254,51 @@ class Counts(counters.ActingCounts):
   def environments(self, reported: np.ndarray) -> counters.Environments:
     """See `counters.ActingCounts`; the slots follow those of earlier calls."""
     first, self._num_slots = self._num_slots, self._num_slots + len(reported)
-    return _Environments(self, reported, first)
+    return _Environments(self, self._rounds, first + np.arange(len(reported)))
 
   def add_discarded(self, unrolls: int) -> None:
     """See `counters.ActingCounts`."""
     with self._lock:
       self._discarded += unrolls
 
-  def note(self, events: forwarded.Events | None, env_steps: int = 0) -> None:
-    """Adds events, and env steps."""
+  def note(
+    self, kind: int, slots: np.ndarray, games: types.Array = 0.0, steps: int = 0
+  ) -> None:
+    """Adds env steps, and an event of each slot.
+
+    `games` has the `[B, 2 + E]` other columns of `forwarded.Forward.events`.
+    """
+    rows = np.zeros((len(slots), self._events.shape[1]))
+    rows[:, 0], rows[:, 1], rows[:, 2:] = kind, slots, games
     with self._lock:
-      self._new_steps += env_steps
-      if events is not None:
-        self._events.append(events)
+      self._new_steps += steps
+      self._events = np.concatenate([self._events, rows])
 
-  def of(
-    self,
-    kind: int,
-    slots: np.ndarray,
-    returns: types.Array = 0.0,
-    lengths: types.Array = 0,
-    info: types.Tree = None,
-  ) -> forwarded.Events:
-    """Returns an event of each of `[B]` slots."""
-    size = len(slots)
-    if info is None:
-      info = tree.map_structure(
-        lambda x: np.repeat(x, size, axis=0), self._none.info
-      )
-    return forwarded.Events(
-      np.full(size, kind, np.uint8),
-      np.asarray(slots, np.int32),
-      np.full(size, returns, np.float32),
-      np.full(size, lengths, np.int32),
-      info,
-    )
-
-  def take(self, maximum: int) -> tuple[forwarded.Events, int, int]:
+  def take(self, maximum: int) -> tuple[np.ndarray, int, int]:
     """Returns up to `maximum` events, the env steps and the discarded unrolls.
 
-    They are not returned again.
+    The next call does not return them again.
     """
     with self._lock:
-      events = [self._none, *self._events]
       counts = self._new_steps, self._discarded
-      self._events, self._new_steps, self._discarded = [], 0, 0
-      rows = sum(len(x.kind) for x in events)
-      taken = trees.concatenate(events, rows)
-      if rows > maximum:
-        self._events = [tree.map_structure(lambda x: x[maximum:], taken)]
-        taken = tree.map_structure(lambda x: x[:maximum], taken)
-    return taken, *counts
+      self._new_steps = self._discarded = 0
+      taken, self._events = np.split(self._events, [maximum - 1])
+    # A message has at least one event.
+    return np.pad(taken, ((1, 0), (0, 0))), *counts
 
 
 class _Environments(counters.Environments):
-  """Counter of the experience of one device's environments."""
+  """Counter of the experience in some slots of an inference process."""
 
-  def __init__(self, counts: Counts, reported: np.ndarray, first: int) -> None:
-    self._counts = counts
-    self._slots = first + np.arange(len(reported))
+  def __init__(self, counts: Counts, rounds: Any, slots: np.ndarray) -> None:
+    super().__init__(counts, rounds, np.ones(len(slots), np.bool_))
+    self._counts, self._slots = counts, slots
 
   def join(self, index: np.ndarray | slice) -> None:
-    self._counts.note(self._counts.of(forwarded.JOINED, self._slots[index]))
+    self._counts.note(forwarded.JOINED, self._slots[index])
 
   def leave(self, index: np.ndarray | slice = slice(None)) -> None:
-    self._counts.note(self._counts.of(forwarded.LEFT, self._slots[index]))
+    self._counts.note(forwarded.LEFT, self._slots[index])
 
   def add(
     self,
@@ -336,14 +308,8 @@ class _Environments(counters.Environments):
     lengths: np.ndarray,
     info: types.Tree = (),
   ) -> None:
-    ended, events = ~np.isnan(returns), None
-    if ended.any():
-      rows, _ = np.nonzero(ended)
-      events = self._counts.of(
-        forwarded.ENDED,
-        self._slots[index][rows],
-        returns[ended],
-        lengths[ended],
-        info[ended] if len(info) else None,
-      )
-    self._counts.note(events, env_steps)
+    ended, _ = np.nonzero(~np.isnan(returns))
+    columns = [returns, lengths, *([info[:, 0]] if len(info) else [])]
+    games = np.concatenate([x[ended] for x in columns], axis=1)
+    slots = self._slots[index][ended]
+    self._counts.note(forwarded.ENDED, slots, games, env_steps)

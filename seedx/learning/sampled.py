@@ -1,7 +1,7 @@
 """A buffer of the newest batches, from which updates draw unrolls."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,22 +27,21 @@ class Config:
   def __post_init__(self) -> None:
     types.check_settings(self)
 
-  def source(
-    self,
-    once: experience.Experience,
-    cores: Sequence[jax.Device],
-    rng_key: jax.Array,
-  ) -> experience.Experience:
-    """Returns `once` without reuse, and otherwise a buffer.
+  def of(
+    self, cores: Sequence[jax.Device], rng_key: jax.Array
+  ) -> Callable[[experience.Experience], experience.Experience]:
+    """Returns a function that puts the buffer in the place of a source.
+
+    Without reuse, the function returns the source, of batches that are learned
+    from once.
 
     Args:
-      once: source of batches that are learned from once.
       cores: the learner devices.
       rng_key: random key of the draws.
     """
     if self.reuse == 1:
-      return once
-    return SampledSource(self, cores, rng_key)
+      return lambda once: once
+    return lambda once: SampledSource(self, cores, rng_key)
 
 
 class SampledSource(experience.Experience):

@@ -5,11 +5,9 @@
     actor: EnvPool --'  -> actions   '-- inference: act, store --'  updates
                                              ^---- parameters --------'
 
-Inference processes do the acting half of a SEED learner: they act for the
-actors, and keep an unroll store. They send whole unrolls to the learner, and
-fetch its newest parameters. So the learner receives no observations one by one,
-and acting can use several processes and machines. Updates may draw unrolls from
-a buffer of the newest ones, and so learn from each several times.
+Inference processes do the acting half of a SEED learner. They send whole
+unrolls to the learner, and fetch its newest parameters. Updates may draw
+unrolls from a buffer of the newest ones, and so learn from each several times.
 
 Berner et al. 2019, "Dota 2 with Large Scale Deep Reinforcement Learning",
 https://arxiv.org/abs/1912.06680, figure 2; on one machine, Petrenko et al.
@@ -19,15 +17,9 @@ https://arxiv.org/abs/1912.06680, figure 2; on one machine, Petrenko et al.
 import dataclasses
 from typing import Self
 
-from seedx import envs, types, wire
-from seedx.acting import (
-  forwarded,
-  inference_node,
-  local_actor,
-  thin_actor,
-)
+from seedx import envs, types
+from seedx.acting import forwarded, inference_node, local_actor, thin_actor
 from seedx.acting import inference as inference_lib
-from seedx.agents import base
 from seedx.launch import admission, topology
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners, plans, sampled
@@ -39,14 +31,13 @@ class Config(process.ServerConfig):
   """The options of a run with a pool of inference processes.
 
   Attributes:
-    num_inference: number of inference processes, over which the actors are
-      divided; with several learner hosts, of each host.
-    inference_addresses: addresses of the inference processes; if empty, they
-      register addresses as they join. With --role inference, its own address.
+    num_inference: number of inference processes of each learner host.
+    inference_addresses: their addresses; if empty, they register addresses as
+      they join. With --role inference, the process's own address.
     actors: processes that step environments.
-    inference: devices of each inference process that compute actions.
+    inference: devices of each inference process.
     learner: devices that compute updates.
-    buffer: the buffer that updates draw from.
+    buffer: buffer that updates draw from.
   """
 
   num_inference: int = types.setting(2, changes="resume", low=1, high=2**10)
@@ -61,17 +52,18 @@ class Config(process.ServerConfig):
   def __post_init__(self) -> None:
     super().__post_init__()
     self.learner.check_batches(self.learner.parts)
-    for address in self.inference_addresses:
-      wire.check_address(address)
+    found = len(self.inference_addresses)
+    if found not in (0, 1, self.num_inference):
+      raise types.ConfigError(
+        f"expected {self.num_inference} inference_addresses, as many as"
+        f" num_inference, found {found}"
+      )
 
   @property
   def plan(self) -> plans.Plan:
     """The run's amounts of experience."""
-    plan = self.learner.plan(
-      self.total_steps,
-      self.learner.batch_steps,
-      num_envs=self.actors.num_envs,
-    )
+    batch_steps, num_envs = self.learner.batch_steps, self.actors.num_envs
+    plan = self.learner.plan(self.total_steps, batch_steps, num_envs=num_envs)
     return dataclasses.replace(plan, reuse=self.buffer.reuse)
 
   @property
@@ -82,23 +74,23 @@ class Config(process.ServerConfig):
 
   def with_sockets(self, folder: str) -> Self:
     """Returns the config with a socket in `folder` for each missing address."""
-    sockets = (
+    sockets = [
       f"unix:{folder}/inference-{k}" for k in range(self.num_inference)
-    )
+    ]
     addresses = self.inference_addresses or tuple(sockets)
     config = super().with_sockets(folder)
     return dataclasses.replace(config, inference_addresses=addresses)
 
   def nodes(self) -> list[topology.Node]:
     """Returns the inference processes, and the actors."""
-    count = self.num_inference
+    processes, count = self.num_inference, self.actors.num_actors
     nodes = []
-    for k, address in enumerate(self.inference_addresses or ("",) * count):
+    for k, address in enumerate(self.inference_addresses or [""] * processes):
       work = inference_node.Work(
         address=address,
         learner=self.address,
         process=k,
-        processes=count,
+        processes=processes,
         env=self.env,
         agent=self.agent,
         horizon=self.plan.horizon,
@@ -108,57 +100,40 @@ class Config(process.ServerConfig):
         message_size=self.message_size,
         security=self.security,
       )
-      nodes.append(
-        topology.Node(
-          f"inference-{k}",
-          inference_node.run,
-          work,
-          needs_jax=True,
-          sharing=count,
-        )
-      )
+      role, run = f"inference-{k}", inference_node.run
+      nodes.append(topology.Node(role, run, work, 1, True, sharing=processes))
     actor = thin_actor.Work(
       self.address, self.env, self.actors, security=self.security
     )
-    count, needs_jax = self.actors.num_actors, envs.is_functional(self.env)
-    return [
-      *nodes,
-      topology.Node("actor", thin_actor.run, actor, count, needs_jax),
-    ]
+    needs_jax = envs.is_functional(self.env)
+    actors = topology.Node("actor", thin_actor.run, actor, count, needs_jax)
+    return [*nodes, actors]
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the learner process: unrolls in, updates, parameters out."""
-    self._check_addresses()
-    spec = envs.spec(self.env)
+    spec, cores = envs.spec(self.env), self.learner.cores()
     acted = context.acted(spec, self.total_steps)
-    seeds = context.seeds(self.seed)
-    cores, key = self.learner.cores(), context.keys(self.seed).replay
+    seeds, key = context.seeds(self.seed), context.keys(self.seed).replay
     learning = learners.of(
-      self,
-      spec,
-      context,
-      acted,
-      wrap=lambda once: self.buffer.source(once, cores, key),
+      self, spec, context, acted, wrap=self.buffer.of(cores, key)
     )
     addresses = admission.Addresses(
       self.num_inference, self.inference_addresses, self.security
     )
+    agent, length = learning.agent, self.learner.unroll_length
+    processes, size = self.num_inference, self.message_size
     service = forwarded.ForwardServer(
-      local_actor.Programs.of(
-        learning.agent,
-        spec,
-        self.learner.unroll_length,
-        self.message_size,
-      ),
-      self.learner.share_size // self.message_size,
-      self._slots(learning.agent),
+      local_actor.Programs.of(agent, spec, length, size),
+      self.learner.share_size,
+      self.inference.sizes(agent, self.actors, length, size, processes),
+      processes,
       acted,
       seeds,
       addresses.at,
       newest=learning.newest,
       sink=learning.inbox.put,
     )
-    server = self.make_server(self.actors.num_actors + self.num_inference)
+    server = self.make_server(self.actors.num_actors + processes)
     service.bind(server)
     return process.Process(
       acted=acted,
@@ -171,24 +146,3 @@ class Config(process.ServerConfig):
       addresses={"inference": addresses},
       stopping=learning.inbox.close,
     )
-
-  def _check_addresses(self) -> None:
-    found, expected = len(self.inference_addresses), self.num_inference
-    if found and found != expected:
-      raise types.ConfigError(
-        f"expected {expected} inference_addresses, one for each of num_inference"
-        f" processes, found {found}"
-      )
-
-  def _slots(self, agent: base.Agent) -> list[int]:
-    """Returns the number of slots of each inference process."""
-    sizes = self.inference.sizes(
-      agent,
-      self.actors,
-      self.learner.unroll_length,
-      self.message_size,
-      self.num_inference,
-    )
-    slots = [x.layout.num_slots for x in sizes]
-    devices = len(slots) // self.num_inference
-    return [sum(slots[k : k + devices]) for k in range(0, len(slots), devices)]

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from seedx import envs, types, wire
-from seedx.acting import forwarded, inference_node, local_actor, protocol
+from seedx.acting import (
+  forwarded,
+  inference,
+  inference_node,
+  local_actor,
+  protocol,
+  unroll_store,
+)
 from seedx.runtime import counters, seeding
 from seedx.wire import serving
 from tests import fakes, running
@@ -25,6 +32,19 @@ def programs():
   return local_actor.Programs.of(agent, spec, LENGTH - 1, MESSAGE)
 
 
+def sizes_of(num_slots):
+  agent = programs().agent
+  return inference.Sizes(
+    layout=unroll_store.Layout.of(agent, LENGTH - 1, num_slots),
+    exploration=np.zeros(num_slots, np.float32),
+    reported=np.ones(num_slots, np.bool_),
+    share_size=MESSAGE,
+    target_rows=1,
+    padded=[1],
+    max_wait_seconds=0.0,
+  )
+
+
 class Serving:
   """The learner's server, with what it has taken."""
 
@@ -34,8 +54,9 @@ class Serving:
     self.shares, self.over = [], False
     self.server = forwarded.ForwardServer(
       programs(),
-      PARTS,
-      SIZES,
+      PARTS * MESSAGE,
+      [sizes_of(x) for x in SIZES],
+      len(SIZES),
       self.counts,
       self.seeds,
       "localhost:{}".format,
@@ -66,15 +87,10 @@ def share_of(number):
 
 def message(events=(), number=0, env_steps=0, discarded=0, waits=np.nan):
   """Returns a message; events are `(kind, slot)`, or also return and length."""
-  rows = [(forwarded.NONE, 0, 0, 0)]
-  rows += [(*event, 0, 0)[:4] for event in events]
-  kind, slot, returns, lengths = zip(*rows, strict=True)
-  events = forwarded.Events(
-    np.uint8(kind), np.int32(slot), np.float32(returns), np.int32(lengths)
-  )
+  rows = [(*event, 0.0, 0.0)[:4] for event in ((forwarded.NONE, 0), *events)]
   measured = np.full(len(forwarded.MEASURED), waits, np.float32)
   sent = forwarded.Forward(
-    events,
+    np.array(rows, np.float64),
     share_of(number),
     np.int32(env_steps),
     np.int32(discarded),
@@ -171,11 +187,12 @@ def spoil(get, index, value):
   [
     (message([(forwarded.JOINED, 3)]), "slot from 0 to 2"),
     (message([(4, 0)]), "kind from 0 to 3"),
+    (message([(forwarded.JOINED, 0.5)]), "integers"),
     (message([ended(0, 1.0)]), "that have joined"),
     (message([(forwarded.LEFT, 0)]), "that have joined"),
     (message([JOINS[0], JOINS[0]]), "that have joined"),
     (message([JOINS[0], ended(0, np.inf)]), "finite"),
-    (message([JOINS[0], ended(0, 1.0, -1)]), "episode_length"),
+    (message([JOINS[0], ended(0, 1.0, -1)]), "length of a game"),
     (message(env_steps=-1), "env_steps from 0"),
     (message(env_steps=10**6), "env_steps from 0"),
     (message(discarded=-1), "discarded from 0"),
@@ -320,7 +337,7 @@ def test_what_a_process_counts_arrives_as_if_it_were_counted_there():
   for name in ("episodes", "episode_return", "episode_length"):
     assert line[name] == expected[name]
   assert line["unrolls_discarded"] == 9
-  assert len(sent.take(1000)[0].kind) == 1
+  assert len(sent.take(1000)[0]) == 1
 
 
 def test_events_that_do_not_fit_wait_for_the_next_message():
@@ -330,13 +347,13 @@ def test_events_that_do_not_fit_wait_for_the_next_message():
   info = np.float32([[[1, 2]], [[3, 4]]])
   part.add(2, np.array([4, 1]), np.ones((2, 1)), np.ones((2, 1), int), info)
   taken = [sent.take(4) for _ in range(3)]
-  rows = [[*zip(x.kind, x.slot, strict=True)] for x, *_ in taken]
   none, joined, end = forwarded.NONE, forwarded.JOINED, forwarded.ENDED
-  assert rows[0] == [(none, 0), (joined, 0), (joined, 1), (joined, 2)]
-  assert rows[1] == [(none, 0), (joined, 3), (joined, 4), (end, 4)]
-  assert rows[2] == [(none, 0), (end, 1)]
+  rows = [events[:, :2].tolist() for events, *_ in taken]
+  assert rows[0] == [[none, 0], [joined, 0], [joined, 1], [joined, 2]]
+  assert rows[1] == [[none, 0], [joined, 3], [joined, 4], [end, 4]]
+  assert rows[2] == [[none, 0], [end, 1]]
   assert [steps for _, steps, _ in taken] == [2, 0, 0]
-  np.testing.assert_array_equal(taken[1][0].info[-1], [1, 2])
+  np.testing.assert_array_equal(taken[1][0][-1, 2:], [1, 1, 1, 2])
 
 
 def test_addresses_in_a_welcome_are_checked():

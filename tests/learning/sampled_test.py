@@ -32,9 +32,8 @@ def share_of(number, core=0):
 
 def source_of(cores=1, **fields):
   config = sampled.Config(**fields)
-  once = experience.Once()
-  key = jax.random.key(0)
-  return config.source(once, jax.devices()[:cores], key)
+  wrap = config.of(jax.devices()[:cores], jax.random.key(0))
+  return wrap(experience.Once())
 
 
 def drawn(batch, core=0):
