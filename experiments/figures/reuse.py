@@ -21,10 +21,10 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib import figure
 
-from experiments import pool_ppo
 from seedx import app, metrics, types
 from seedx.app import plot
 from seedx.app.cli import command_line
+from seedx.app.settings import experiments
 
 _COLOURS = {1: "#0072B2", 2: "#D55E00", 4: "#009E73"}
 _RETURN = 475.0
@@ -58,13 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
   return command_line.run(_draw_all, Options(), "reuse", __doc__, argv)
 
 
-def _lines(options: Options, reuse: int, seed: int) -> list[metrics.Line]:
+def _lines(options: Options, reuse: int, seed: int) -> Sequence[metrics.Line]:
   """Returns a run's metrics; trains it first if it does not exist."""
   run_dir = pathlib.Path(options.run_dir) / f"{reuse}_{seed}"
   if not run_dir.exists():
     words = f"--epochs 1 --batch-size 16 --reuse {reuse} --seed {seed} --quiet"
     words += f" --env {options.env} --total-steps {options.total_steps}"
-    app.main(pool_ppo.EXPERIMENT, [*words.split(), "--run-dir", str(run_dir)])
+    app.main(
+      experiments.load("pool_ppo"), [*words.split(), "--run-dir", str(run_dir)]
+    )
   return metrics.read_lines(run_dir / "metrics.jsonl")
 
 

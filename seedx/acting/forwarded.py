@@ -87,7 +87,7 @@ ANSWER = wire.Layout.of(wire.once(Answer(_NUMBER, np.zeros((), np.int64))), 1)
 
 
 def num_parts(share_size: int, processes: int) -> int:
-  """Returns into how many equal parts a share of the learner is divided.
+  """Returns the number of equal parts of a share, one in each message.
 
   The number is at least that of the processes, as far as a share has as many
   unrolls: so a process does not collect unrolls for longer than one that alone
@@ -191,10 +191,10 @@ class ForwardServer:
     with self._lock:
       measured = [x.measured for x in self._open.values()]
     columns = np.transpose(measured or np.full((1, len(MEASURED)), np.nan))
-    known = [column[~np.isnan(column)] for column in columns]
+    numbers = [column[~np.isnan(column)] for column in columns]
     return {
       name: float(np.mean(values)) if len(values) else None
-      for name, values in zip(MEASURED, known, strict=True)
+      for name, values in zip(MEASURED, numbers, strict=True)
     }
 
   def check(self, inputs: Forward) -> None:
@@ -336,8 +336,8 @@ class _Session:
     if np.any(self._has_joined[slots] == (kind == JOINED)):
       raise wire.invalid("events of environments that have joined", "others")
     if kind == ENDED:
-      returns, lengths, info = events[:, 2], events[:, 3], events[:, 4:]
-      info = info.astype(np.float32) if info.size else ()
+      returns, lengths = events[:, 2], events[:, 3]
+      info = events[:, 4:] if events.shape[1] > 4 else ()
       self._environments.add(0, self._first + slots, returns, lengths, info)
       return
     self._has_joined[slots] = kind == JOINED

@@ -111,7 +111,8 @@ class _Session:
     self._published = publication.Publication(devices)
     self._version = 0
     self._answered = threading.Event()
-    self._publish(wait=True)
+    if not self._publish(wait=True):
+      raise wire.WireError(wire.StatusCode.CANCELLED, "this run is over")
     seeds = Seeds(lambda count: _leased(client, count), 2 * num_envs)
     self._counts = Counts(num_info, self._exchange.welcome["env_steps"])
     self._shares = channels.Channel[types.Share](1)

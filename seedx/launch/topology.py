@@ -31,8 +31,10 @@ class Node:
       or `stop` is set.
     config: first argument of `run`; it is pickled for another process.
     count: number of processes.
-    needs_jax: whether the role computes with JAX, on CPU; for other roles JAX
-      cannot be imported.
+    needs_jax: whether the role computes with JAX; for other roles JAX cannot
+      be imported.
+    on_devices: whether it computes on the devices of its machine, beside the
+      learner, if they are GPUs; otherwise on CPU.
     sharing: number of processes that share the CPU cores of a machine; 0 for
       `count`.
   """
@@ -43,6 +45,7 @@ class Node:
   count: int = 1
   needs_jax: bool = False
   sharing: int = 0
+  on_devices: bool = False
 
 
 class Addresses(Protocol):
@@ -91,5 +94,5 @@ def message(node: Node, folder: str) -> bytes:
     parent = multiprocessing.spawn.get_preparation_data(node.role)
     parent.pop("authkey", None)  # This key cannot be pickled.
   sharing = (node.sharing or node.count) if node.needs_jax else 0
-  text = pickle.dumps((parent, work, sharing, folder))
+  text = pickle.dumps((parent, work, sharing, node.on_devices, folder))
   return SIZE.pack(len(text)) + text

@@ -52,11 +52,11 @@ class Config(process.ServerConfig):
   def __post_init__(self) -> None:
     super().__post_init__()
     self.learner.check_batches(self.learner.parts)
-    found = len(self.inference_addresses)
-    if found not in (0, 1, self.num_inference):
+    count = len(self.inference_addresses)
+    if count not in (0, 1, self.num_inference):
       raise types.ConfigError(
         f"expected {self.num_inference} inference_addresses, as many as"
-        f" num_inference, found {found}"
+        f" num_inference, found {count}"
       )
 
   @property
@@ -101,7 +101,9 @@ class Config(process.ServerConfig):
         security=self.security,
       )
       role, run = f"inference-{k}", inference_node.run
-      nodes.append(topology.Node(role, run, work, 1, True, sharing=processes))
+      nodes.append(
+        topology.Node(role, run, work, 1, True, processes, on_devices=True)
+      )
     actor = thin_actor.Work(
       self.address, self.env, self.actors, security=self.security
     )

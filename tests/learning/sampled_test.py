@@ -50,7 +50,7 @@ def test_without_reuse_batches_are_learned_from_once():
 
 
 @pytest.mark.parametrize("reuse", [2, 3])
-def test_each_unroll_is_used_as_often_as_the_setting_says(reuse):
+def test_each_unroll_is_used_equally_often(reuse):
   source = source_of(reuse=reuse, buffer_batches=4)
   source.example([share_of(0)])
   counts, rounds = collections.Counter(), 300
