@@ -113,7 +113,8 @@ class _Session:
     self._answered = threading.Event()
     if not self._publish(wait=True):
       raise wire.WireError(wire.StatusCode.CANCELLED, "this run is over")
-    seeds = Seeds(lambda count: _leased(client, count), 2 * num_envs)
+    range_size = min(num_envs, forwarded.MAX_SEEDS)
+    seeds = Seeds(lambda count: _leased(client, count), range_size)
     self._counts = Counts(num_info, self._exchange.welcome["env_steps"])
     self._shares = channels.Channel[types.Share](1)
     self._inference = inference.Devices(
