@@ -105,8 +105,9 @@ def test_an_actor_takes_a_place_that_is_free_and_returns_to_the_learner(
       servers[name].bind_stream(protocol.ACT, opened, *layouts)
       servers[name].start()
   work = thin_actor.Work(paths[0], env, thin_actor.Config(1, ENVS), 0.05)
+  stop = threading.Event()
   actor = threading.Thread(
-    target=thin_actor.run, args=(work, threading.Event()), daemon=True
+    target=thin_actor.run, args=(work, stop), daemon=True
   )
   actor.start()
   try:
@@ -114,7 +115,7 @@ def test_an_actor_takes_a_place_that_is_free_and_returns_to_the_learner(
     # The end of a process is not the end of the run.
     servers["first"].stop(0)
     assert enough[1].wait(60) and len(asked) > 1
-    servers["learner"].stop()
+    stop.set()
     servers["second"].stop(0)
     actor.join(60)
     assert not actor.is_alive()
