@@ -143,7 +143,8 @@ class ForwardServer:
       processes: number of inference processes.
       acted: counts of all experience.
       seeds: seeds of environments.
-      addresses: function that returns the address of an inference process.
+      addresses: function that returns the address of an inference process, ""
+        before it has joined.
       newest: function that returns the newest acting parameters and their
         version.
       sink: function that takes shares; inference waits while it blocks.
@@ -214,7 +215,7 @@ class ForwardServer:
     for name in ("env_steps", "discarded"):
       wire.check_range(name, getattr(inputs, name), 0, self.layout.max_rows)
     wire.check_range("kind", kind, NONE, ENDED)
-    wire.check_finite("games", games)
+    wire.check_finite("returns and lengths of games", games)
     wire.check_range("length of a game", games[1], 0, 2**31 - 1)
     if np.any(inputs.events[:, :2] % 1):
       raise wire.invalid("integers as kinds and slots", "others")
@@ -266,16 +267,14 @@ class ForwardServer:
     """Sends an actor to the inference processes, each time in another order."""
     del hello
     with self._lock:
-      processes = sorted(self._open)
-    if not processes:
+      addresses = [x for k in sorted(self._open) if (x := self._addresses(k))]
+    if not addresses:
       raise wire.Refusal(
         wire.StatusCode.UNAVAILABLE, "no inference process has connected yet"
       )
-    first = next(self._turn) % len(processes)
-    order = processes[first:] + processes[:first]
-    return serving.FunctionSession(
-      _no_actions, {"addresses": [self._addresses(k) for k in order]}
-    )
+    first = next(self._turn) % len(addresses)
+    welcome = {"addresses": addresses[first:] + addresses[:first]}
+    return serving.FunctionSession(_no_actions, welcome)
 
 
 class _Session:
