@@ -399,8 +399,37 @@ _EVOLUTION = Figure(
   ],
 )
 
+_POOL = Figure(
+  "2019 · OpenAI Five (Berner et al.)",
+  "Thin actors send observations to inference processes, which act for them and"
+  " collect unrolls. The learner learns from batches drawn from a buffer.",
+  [
+    _box("process", 30, 80, 92, 210, "actors", copies=3),
+    _box("env", 42, 96, 68, 140, "envs"),
+    _box("process", 222, 80, 150, 210, "inference", copies=3),
+    _box("act", 240, 96, 114, 56, "act for its\nactors"),
+    _box("buffer", 240, 190, 114, 46, "unroll store"),
+    _data("110 112 H240"),
+    _text("obs.", 174, 104),
+    _data("240 138 H110"),
+    _text("actions", 166, 160),
+    _text("gRPC", 166, 186, "middle wire"),
+    _data("297 152 V190"),
+    _box("process", 472, 80, 112, 210, "learner"),
+    _box("learn", 484, 96, 88, 46, "learn"),
+    _box("buffer", 484, 190, 88, 46, "buffer"),
+    _data("354 213 H484"),
+    _text("unrolls", 420, 205),
+    _text("gRPC", 420, 238, "middle wire"),
+    _data("528 190 V142"),
+    _copy("484 119 H354"),
+    _text("parameters", 420, 74),
+  ],
+)
+
 PIPELINES = {
   "seed": _SEED,
+  "pool": _POOL,
   "sync": _SYNC,
   "impala": _IMPALA,
   "apex": _APEX,

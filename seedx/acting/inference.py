@@ -20,7 +20,8 @@ from seedx.agents import acting_step, base
 from seedx.on_cpu import random_keys
 from seedx.runtime import counters
 
-_WAIT_DEVICE = "acting_wait_device"
+# Metric of the wait for actions.
+WAIT_DEVICE = "acting_wait_device"
 # Returns the acting parameters on a device, and their version.
 Newest = Callable[[jax.Device], tuple[types.Tree, int]]
 # Returns a context that measures a wait for the actions of a device.
@@ -68,6 +69,7 @@ class Config:
     actors: thin_actor.Config,
     period: int,
     share_size: int,
+    processes: int = 1,
   ) -> "list[Sizes]":
     """Returns the sizes of each device; actors are divided evenly over devices.
 
@@ -76,15 +78,20 @@ class Config:
       actors: settings of the actors.
       period: number of new env steps of an unroll (T).
       share_size: number of unrolls in a share.
+      processes: number of processes that act, each with these devices.
+
+    Returns:
+      The sizes of the devices of the first process, then of the others.
 
     Raises:
       types.ConfigError: there are more devices than actors.
     """
-    num_devices = max(1, len(self.inference_devices))
+    num_devices = processes * max(1, len(self.inference_devices))
     if num_devices > actors.num_actors:
       raise types.ConfigError(
         f"expected at most {actors.num_actors} inference_devices, one for each"
         f" actor, found {num_devices}"
+        + (f" in {processes} processes" if processes > 1 else "")
       )
     # Environments explore as if one device had all of them.
     exploration = agent.exploration(actors.num_envs)
@@ -164,6 +171,8 @@ class Devices:
     sink: Sink,
     waiting: Waiting,
     rng_key: jax.Array,
+    process: int = 0,
+    processes: int = 1,
   ) -> None:
     """Makes the unroll stores; the threads compile the programs.
 
@@ -180,17 +189,22 @@ class Devices:
       sink: function that takes shares of finished unrolls, see `Sink`.
       waiting: function that measures waits for actions, see `Waiting`.
       rng_key: random key from which each device derives its own.
+      process: index of this process among those that act.
+      processes: number of processes that act, over which the actors are
+        divided.
 
     Raises:
       types.ConfigError: a device does not exist or is named twice, or there are
         more devices than actors.
     """
     devices = config.devices()
-    names = metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER, _WAIT_DEVICE
+    names = metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER, WAIT_DEVICE
     self._waits = metrics.Waits(dict.fromkeys(names, len(devices)))
     self._replies = batcher.Replies()
     self.spec = spec
-    sizes = config.sizes(agent, actors, period, share_size)
+    first = process * len(devices)
+    sizes = config.sizes(agent, actors, period, share_size, processes)
+    sizes = sizes[first : first + len(devices)]
     self.layouts = protocol.act_layouts(spec, sizes[0].padded[-1])
     keys = jax.random.split(rng_key, len(devices))
     self.devices = [
@@ -314,7 +328,7 @@ class Inference:
         env = self.env[batch.slot[:rows]]
         with (
           jax.profiler.TraceAnnotation("reply"),
-          self._waits.timed(_WAIT_DEVICE),
+          self._waits.timed(WAIT_DEVICE),
         ):
           with self._waiting(self._device):
             of_rows = np.asarray(actions)

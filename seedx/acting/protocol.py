@@ -5,6 +5,9 @@ leases n slots, and the welcome has the `first_seed` of its environments and the
 `env_steps` of the run so far. Seeds of actors never overlap, so an actor that
 restarts sees new episodes. The actor sends `types.Rows` of any of its
 environments, and receives their actions in the same order.
+
+If other processes act for the learner, its welcome has their `addresses`
+instead, and the actor opens the stream at one of them.
 """
 
 import dataclasses
@@ -50,6 +53,20 @@ def first_seed(welcome: Mapping[str, Any]) -> int:
   if type(seed) is not int or not 0 <= seed < 2**31:
     raise wire.bad_welcome("first_seed from 0 to 2^31 - 1", seed)
   return seed
+
+
+def addresses(welcome: Mapping[str, Any]) -> list[str]:
+  """Returns the addresses in a welcome; [] if the server itself acts.
+
+  Raises:
+    wire.WireError: FAILED_PRECONDITION, these are no addresses.
+  """
+  values = welcome.get("addresses", [])
+  if not isinstance(values, list) or not all(
+    isinstance(x, str) and ":" in x for x in values
+  ):
+    raise wire.bad_welcome("addresses", values)
+  return values
 
 
 def info_of(spec: types.EnvironmentSpec) -> types.Tree:

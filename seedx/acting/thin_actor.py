@@ -1,5 +1,7 @@
 """The thin actor: steps environments, and receives actions from the learner.
 
+A learner that does not act itself sends the addresses of processes that do.
+
 A thin actor works without JAX. EnvPool would import JAX, so `seedx.launch` and
 `seedx.join` block that import in a thin actor's process.
 """
@@ -9,7 +11,7 @@ import contextlib
 import dataclasses
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -19,6 +21,8 @@ from seedx.acting import protocol
 
 C = TypeVar("C")
 
+# Statuses of a process that has gone, or that is full.
+_BUSY = (wire.StatusCode.UNAVAILABLE, wire.StatusCode.RESOURCE_EXHAUSTED)
 # Seconds that the end of a session waits for a step of the environments.
 _STEP_SECONDS = 5.0
 
@@ -92,7 +96,29 @@ def run(work: Work, stop: threading.Event) -> None:
   spec = envs.spec(work.env)
 
   def session(client: wire.Client) -> None:
-    _Session(spec, work, stop, client).run()
+    while not stop.is_set():
+      opened = _Session(spec, work, stop, client)
+      addresses = protocol.addresses(opened.welcome)
+      if not addresses:
+        opened.run()
+        return
+      opened.close()
+      act_at_one_of(addresses)
+      # Its work is over, but perhaps not that of the learner.
+      stop.wait(work.retry_seconds)
+
+  def act_at_one_of(addresses: Sequence[str]) -> None:
+    """Acts for the first process that has room; raises if there is none."""
+    for number, address in enumerate(addresses, 1):
+      try:
+        with wire.Client(address, work.security) as client:
+          _Session(spec, work, stop, client).run()
+        return
+      except wire.WireError as error:
+        if error.code is wire.StatusCode.CANCELLED:
+          return
+        if error.code not in _BUSY or number == len(addresses):
+          raise
 
   wire.until_done(
     address=work.address,
@@ -126,9 +152,14 @@ class _Session:
       *protocol.act_layouts(spec, self._rows),
       hello={"num_envs": self._num_envs},
     )
+    self.welcome = self._exchange.welcome
     # Indices of sent rows; their actions arrive in the same order.
     self._unanswered: collections.deque[np.ndarray] = collections.deque()
     self._failure: BaseException | None = None
+
+  def close(self) -> None:
+    """Ends the stream of a session that does not run."""
+    self._exchange.close()
 
   def run(self) -> None:
     """Acts until the stream ends."""
@@ -156,7 +187,7 @@ class _Session:
       self._exchange.close()
 
   def _make(self) -> envs.Environment:
-    welcome = self._exchange.welcome
+    welcome = self.welcome
     environment = envs.make(
       protocol.env_at(self._work.env, welcome),
       self._num_envs,

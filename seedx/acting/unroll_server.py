@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import dm_env
 import jax
 import numpy as np
 import tree
@@ -102,23 +103,15 @@ class UnrollServer:
     Raises:
       wire.Refusal: INVALID_ARGUMENT, a number is out of its range.
     """
-    unroll = experience.unroll
-    wire.check_finite("unrolls", unroll)
-    step_type = unroll.inputs.timestep.step_type
-    wire.check_range("step_type", step_type, 0, 2)
-    wire.check_range("discount", unroll.inputs.timestep.discount, 0, 1)
-    wire.check_range("version", unroll.version, 0, self._newest()[1])
+    check(
+      experience.unroll,
+      experience.priorities,
+      self._programs.spec.action,
+      self._newest()[1],
+    )
     exact = exploration[:, None]
-    wire.check_range("exploration", unroll.inputs.exploration, exact, exact)
-    spec, count = self._programs.spec.action, None
-    if isinstance(spec, types.HybridArray):
-      spec, count = spec.choices, spec.num_choices
-    if np.dtype(spec.dtype).kind in "iu":  # Environments clip floats.
-      for action in (unroll.action, unroll.inputs.action_tm1):
-        choices = action if count is None else action[..., :count]
-        wire.check_range("actions", choices, spec.minimum, spec.maximum)
-    for leaf in jax.tree.leaves(experience.priorities):
-      wire.check_range("priorities", leaf, 0, _MAX_PRIORITY)
+    seen = experience.unroll.inputs.exploration
+    wire.check_range("exploration", seen, exact, exact)
 
   def take(
     self, experience: unroll_messages.Experience, env: np.ndarray, number: int
@@ -143,6 +136,38 @@ class UnrollServer:
   def _open(self, hello: Mapping[str, Any]) -> "_Session":
     session = self.sessions.open(hello)
     return _Session(self, session, self._programs.layout.period)
+
+
+def check(
+  unroll: types.Unroll,
+  priorities: types.Tree,
+  spec: dm_env.specs.BoundedArray,
+  version: int,
+) -> None:
+  """Checks the range of each number of unrolls from a peer.
+
+  Args:
+    unroll: unrolls, with or without the time axis first.
+    priorities: priorities of their windows; () without priorities.
+    spec: specification of the actions.
+    version: version of the newest acting parameters.
+
+  Raises:
+    wire.Refusal: INVALID_ARGUMENT, a number is out of its range.
+  """
+  wire.check_finite("unrolls", unroll)
+  wire.check_range("step_type", unroll.inputs.timestep.step_type, 0, 2)
+  wire.check_range("discount", unroll.inputs.timestep.discount, 0, 1)
+  wire.check_range("version", unroll.version, 0, version)
+  count = None
+  if isinstance(spec, types.HybridArray):
+    spec, count = spec.choices, spec.num_choices
+  if np.dtype(spec.dtype).kind in "iu":  # Environments clip floats.
+    for action in (unroll.action, unroll.inputs.action_tm1):
+      choices = action if count is None else action[..., :count]
+      wire.check_range("actions", choices, spec.minimum, spec.maximum)
+  for leaf in jax.tree.leaves(priorities):
+    wire.check_range("priorities", leaf, 0, _MAX_PRIORITY)
 
 
 class _Session:

@@ -64,7 +64,9 @@ def play(
       f" difference in {', '.join(sorted(other))}"
     )
   config = configs.replaced(config, options)
-  config = dataclasses.replace(config, env=opponents.resolved(config.env))
+  env = opponents.resolved(config.env)
+  assert isinstance(config, process.ServerConfig)
+  config = dataclasses.replace(config, env=env, address=address)
   node = next(node for node in config.nodes() if node.role == welcome.role)
   work = dataclasses.replace(
     node.config, address=listen or address, security=security

@@ -25,6 +25,8 @@ from seedx.on_cpu import allocator
 
 # The maximum length of a traceback; of a longer one, its ends are sent.
 _TRACE_CHARACTERS = 16_384
+# A file that exists if Linux has found an NVIDIA GPU.
+_GPU = "/proc/driver/nvidia/version"
 # Errors that would happen again after a restart.
 _USAGE_CODES = (
   wire.StatusCode.FAILED_PRECONDITION,
@@ -34,14 +36,19 @@ _USAGE_CODES = (
 
 
 def _main() -> None:
-  parent, work, sharing, folder = pickle.loads(_message(sys.stdin.buffer))
+  message = pickle.loads(_message(sys.stdin.buffer))
+  parent, work, sharing, on_devices, folder = message
   leaving = threading.Thread(
     target=_leave_with_parent, args=(folder,), daemon=True
   )
   leaving.start()
   if sharing:
-    # Leaves the accelerators to the learner.
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    if on_devices and os.path.exists(_GPU):
+      # The learner's process has its part of the memory already.
+      os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    else:
+      # Leaves the accelerators to the learner.
+      os.environ["JAX_PLATFORMS"] = "cpu"
     topology.share_cores(sharing)
     import jax
 

@@ -91,6 +91,11 @@ class Addresses:
     with self._lock:
       self._held[number] = False
 
+  def at(self, number: int) -> str:
+    """Returns the address of a process; "" if it has not joined yet."""
+    with self._lock:
+      return self._addresses[number]
+
   def all(self) -> list[str]:
     """Returns the addresses in order.
 

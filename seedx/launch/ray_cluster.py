@@ -252,6 +252,7 @@ def on_cluster(
     Listening(learner, security, listening, code),
     count=sum(x.count for x in listening.values()),
     needs_jax=any(x.needs_jax for x in listening.values()),
+    on_devices=any(x.on_devices for x in listening.values()),
   )
   return [node, *(x for x in all_nodes if x.role not in listening)]
 

@@ -31,8 +31,12 @@ class Node:
       or `stop` is set.
     config: first argument of `run`; it is pickled for another process.
     count: number of processes.
-    needs_jax: whether the role computes with JAX, on CPU; for other roles JAX
-      cannot be imported.
+    needs_jax: whether the role computes with JAX; for other roles JAX cannot
+      be imported.
+    on_devices: whether it computes on the devices of its machine, beside the
+      learner, if they are GPUs; otherwise on CPU.
+    sharing: number of processes that share the CPU cores of a machine; 0 for
+      `count`.
   """
 
   role: str
@@ -40,6 +44,8 @@ class Node:
   config: Any
   count: int = 1
   needs_jax: bool = False
+  sharing: int = 0
+  on_devices: bool = False
 
 
 class Addresses(Protocol):
@@ -87,6 +93,6 @@ def message(node: Node, folder: str) -> bytes:
   if any(argument == "__main__" for _, argument, _ in pickletools.genops(work)):
     parent = multiprocessing.spawn.get_preparation_data(node.role)
     parent.pop("authkey", None)  # This key cannot be pickled.
-  sharing = node.count if node.needs_jax else 0
-  text = pickle.dumps((parent, work, sharing, folder))
+  sharing = (node.sharing or node.count) if node.needs_jax else 0
+  text = pickle.dumps((parent, work, sharing, node.on_devices, folder))
   return SIZE.pack(len(text)) + text

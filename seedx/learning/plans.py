@@ -30,6 +30,7 @@ class Plan:
       together, and each core has the unrolls of its own.
     workers: number of workers that each learn alone, from their own unrolls or
       their own replay.
+    reuse: number of updates for each batch of unrolls, without a replay.
   """
 
   total_steps: int
@@ -40,6 +41,7 @@ class Plan:
   unroll_length: int = 1
   num_envs: int = 0
   workers: int = 1
+  reuse: int = 1
 
   @property
   def filling_steps(self) -> int:
@@ -80,7 +82,7 @@ class Plan:
     An agent that learns from several steps of a window makes fewer updates, see
     `base.Horizon.with_windows`.
     """
-    steps_per_update: float = self.batch_steps
+    steps_per_update: float = self.batch_steps / self.reuse
     if self.replay is not None:
       steps_per_update = self.replay.steps_per_update(learned_steps=1)
     last = self.num_envs * self.unroll_length, self.workers * self.batch_steps

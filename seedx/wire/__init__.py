@@ -151,7 +151,9 @@ Both ends send keepalive pings every 20 s; a server accepts one every 5 s.
 **Thin actors.** A thin actor steps n environments for a learner of the pipeline
 `seed`. The actor opens one stream of `/seedx/act` with the hello
 `{"num_envs": n}`. The welcome is `{"first_seed": s}`: the seed of environment k
-is s + k. Requests have these columns, in this order::
+is s + k. (The learner of `pool` does not act, and its welcome is `{"addresses":
+[...]}`: open the stream at the first of them that has room. When that stream is
+over, ask the learner again.) Requests have these columns, in this order::
 
     index                 <i4  []   number of the environment, from 0 to n - 1
     timestep/step_type    |u1  []   0 FIRST, 1 MID, 2 LAST

@@ -18,6 +18,7 @@ import tree
 
 from seedx import envs, types, wire
 from seedx.acting import (
+  forwarded,
   labels,
   local_actor,
   perturbed,
@@ -27,7 +28,7 @@ from seedx.acting import (
 )
 from seedx.agents import evolution as agents
 from seedx.launch import joining
-from seedx.pipelines import evolution, gorila, impala, seed
+from seedx.pipelines import evolution, gorila, impala, pool, seed
 from seedx.pipelines.gorila import parameter_server, reports, worker
 from seedx.wire import calls
 
@@ -54,9 +55,20 @@ class Method:
 def methods(config: Any) -> list[Method]:
   join = Method(joining.JOIN, wire.NOTHING, dataclasses.asdict(joining.Hello()))
   if isinstance(config, seed.Config):
-    rows = config.actors.envs_per_actor
-    inputs, _ = protocol.act_layouts(envs.spec(config.env), rows)
-    return [join, Method(protocol.ACT, inputs, {"num_envs": rows})]
+    return [join, *acting(config)]
+  if isinstance(config, pool.Config):
+    message = _programs(config, config.message_size).share()
+    return [
+      join,
+      *acting(config),
+      Method(
+        forwarded.FORWARD,
+        forwarded.layout(message, config.actors.num_envs, 0),
+        {"process": 0},
+      ),
+      Method(forwarded.SEEDS, forwarded.SEED_LAYOUT),
+      Method(unroll_messages.PARAMETERS, wire.NOTHING),
+    ]
   if isinstance(config, impala.Config):
     return [join, *_of_unrolls(config)]
   if isinstance(config, evolution.Config):
@@ -81,6 +93,13 @@ def methods(config: Any) -> list[Method]:
     Method(reports.REPORT, shapes.report, hello),
     Method(reports.SERVERS, wire.NOTHING),
   ]
+
+
+def acting(config: seed.Config | pool.Config) -> list[Method]:
+  """Returns the method that acts for thin actors."""
+  rows = config.actors.envs_per_actor
+  inputs, _ = protocol.act_layouts(envs.spec(config.env), rows)
+  return [Method(protocol.ACT, inputs, {"num_envs": rows})]
 
 
 def shards(config: gorila.Config) -> list[list[Method]]:
@@ -280,9 +299,8 @@ class Peers:
 def _of_unrolls(config: impala.Config) -> list[Method]:
   rows = config.actors.envs_per_actor
   agent = _agent(config)
-  layout = unroll_store.Layout.of(agent, config.learner.unroll_length, rows)
-  programs = local_actor.Programs(agent, envs.spec(config.env), layout)
-  inputs = unroll_messages.experience_layout(programs.share(), rows)
+  share = _programs(config, rows).share()
+  inputs = unroll_messages.experience_layout(share, rows)
   methods = [
     Method(unroll_messages.EXPERIENCE, inputs, {"num_envs": rows}),
     Method(unroll_messages.PARAMETERS, wire.NOTHING),
@@ -298,6 +316,12 @@ def _of_unrolls(config: impala.Config) -> list[Method]:
     Method(labels.LABELS, layout),
     Method(labels.TARGETS, wire.NOTHING),
   ]
+
+
+def _programs(config: Any, rows: int) -> local_actor.Programs:
+  agent = _agent(config)
+  layout = unroll_store.Layout.of(agent, config.learner.unroll_length, rows)
+  return local_actor.Programs(agent, envs.spec(config.env), layout)
 
 
 def _agent(config: Any) -> Any:

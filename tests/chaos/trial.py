@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 
 from seedx import checkpoint, metrics, wire
-from seedx.pipelines import evolution, gorila, seed
+from seedx.pipelines import evolution, gorila, pool, seed
 from seedx.pipelines.gorila import reports
 from tests.chaos import audit, environment, peers, program
 
@@ -271,8 +271,8 @@ class Trial:
 
   def _join(self) -> None:
     """Starts one process more than needed; it replaces one that dies."""
-    if isinstance(self._config, seed.Config):
-      words = ["seedx.join", self._address]
+    if isinstance(self._config, seed.Config | pool.Config):
+      words = ["seedx.join", self._address, "--role", "actor"]
     else:
       has_workers = isinstance(self._config, gorila.Config | evolution.Config)
       role = "worker" if has_workers else "actor"

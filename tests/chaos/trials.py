@@ -37,6 +37,7 @@ _ACTORS = ("--envs-per-actor", "16")
 PIPELINES: Mapping[str, tuple[str, Sequence[str]]] = {
   "seed": ("seed_vtrace", _ACTORS),
   "impala": ("impala", _ACTORS),
+  "pool": ("pool_vtrace", _ACTORS),
   "apex": ("apex_dqn", _SMALL_REPLAY),
   "qt_opt": ("qt_opt", (*_SMALL_REPLAY, "--envs-per-actor", "4")),
   "evolution": (

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from experiments import es, gorila_dqn, qt_opt, seed_vtrace
+from experiments import es, gorila_dqn, pool_vtrace, qt_opt, seed_vtrace
 from seedx import join, metrics, wire
 from seedx.app import certificates
 from tests import programs, running
@@ -30,6 +30,11 @@ RUNS = {
     f"{SMALL} --num-workers 1 --envs-per-worker 4 --replay-min-steps 100"
     " --replay-batch-size 16 --num-servers 1",
     ["server", "worker"],
+  ),
+  pool_vtrace: (
+    f"{SMALL} --batch-size 4 --num-actors 1 --envs-per-actor 4"
+    " --num-inference 1",
+    ["inference", "actor"],
   ),
   qt_opt: (
     "--total-steps 4000 --hidden-sizes 8 --envs-per-actor 4 --batch-size 4"
@@ -103,6 +108,7 @@ def attack(address, methods, files, tmp_path):
   [
     pytest.param(seed_vtrace, marks=pytest.mark.slow),
     pytest.param(gorila_dqn, marks=pytest.mark.long),
+    pytest.param(pool_vtrace, marks=pytest.mark.slow),
     pytest.param(qt_opt, marks=pytest.mark.slow),
     pytest.param(es, marks=pytest.mark.slow),
   ],
@@ -127,6 +133,12 @@ def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
     running.wait_until(lambda: listens(address))
     config = program.EXPERIMENT.config
     errors = attack(address, peers.methods(config), files, tmp_path)
+    if "inference" in roles:
+      listening = free_address()
+      words = [address, "--role", "inference", "--listen", listening]
+      start(join, *words, *secured)
+      running.wait_until(lambda: listens(listening))
+      errors |= attack(listening, peers.acting(config), files, tmp_path)
     if "server" in roles:
       server_address = free_address()
       start(
@@ -135,7 +147,7 @@ def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
       running.wait_until(lambda: listens(server_address))
       errors |= attack(server_address, peers.shards(config)[0], files, tmp_path)
     for role in roles:
-      if role != "server":
+      if role not in ("server", "inference"):
         start(join, address, "--role", role, *secured)
     errors |= attack(address, peers.methods(config), files, tmp_path)
     for process, log in started:

@@ -12,7 +12,7 @@ import threading
 import psutil
 import pytest
 
-from experiments import es, gorila_dqn, qt_opt, seed_vtrace
+from experiments import es, gorila_dqn, pool_vtrace, qt_opt, seed_vtrace
 from seedx import app, envs, types, wire
 from seedx.acting import local_actor, thin_actor
 from seedx.agents import a2c
@@ -92,6 +92,7 @@ def security(tmp_path_factory):
 FEW = {
   seed_vtrace: {"actors": thin_actor.Config(2, 16)},
   gorila_dqn: {"workers": local_actor.WorkersConfig(2, 4), "num_servers": 2},
+  pool_vtrace: {"actors": thin_actor.Config(2, 16)},
   qt_opt: {"num_labellers": 2},
   es: {"env": envs.Config("CartPole-v1")},
 }
@@ -130,6 +131,7 @@ def node_processes():
   [
     pytest.param(seed_vtrace, marks=pytest.mark.slow),
     pytest.param(gorila_dqn, marks=pytest.mark.long),
+    pytest.param(pool_vtrace, marks=pytest.mark.slow),
     pytest.param(qt_opt, marks=pytest.mark.long),
     pytest.param(es, marks=pytest.mark.long),
   ],

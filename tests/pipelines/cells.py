@@ -21,7 +21,7 @@ from seedx.agents import (
 )
 from seedx.launch import instances
 from seedx.learning import learner
-from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
+from seedx.pipelines import a3c, anakin, apex, gorila, impala, pool, seed, sync
 from tests import running
 
 AGENTS = {
@@ -45,6 +45,7 @@ CELLS = [
   *(("anakin", name) for name in AGENTS),
   *(("seed", name) for name in AGENTS),
   *(("impala", name) for name in ("a2c", "vtrace", "ppo", "alphazero")),
+  *(("pool", name) for name in ("a2c", "vtrace", "ppo")),
   *(("a3c", name) for name in AGENTS if name not in ("ppo", "r2d2")),
   *(("gorila", name) for name in REPLAYED if name not in CRITICS),
   *(("apex", name) for name in REPLAYED),
@@ -54,6 +55,7 @@ MODULES = {
   "anakin": anakin,
   "seed": seed,
   "impala": impala,
+  "pool": pool,
   "a3c": a3c,
   "gorila": gorila,
   "apex": apex,
@@ -121,6 +123,9 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
   elif pipeline == "seed":
     actors = thin_actor.Config(num_actors=2, envs_per_actor=4)
     config = seed.Config(**common, actors=actors, learner=inbox, **replayed)
+  elif pipeline == "pool":
+    actors = thin_actor.Config(num_actors=2, envs_per_actor=4)
+    config = pool.Config(**common, actors=actors, learner=inbox)
   elif pipeline == "a3c":
     config = a3c.Config(**common, **workers)
   elif pipeline == "gorila":

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 
+import numpy as np
 import pytest
 
 from seedx import types
@@ -44,6 +45,28 @@ def test_killed_self_play_workers_come_back(tmp_path, capfd):
   error = capfd.readouterr().err
   for victim in victims:
     assert f"actor {victim.pid} died with status -9" in error
+
+
+@pytest.mark.slow
+def test_a_killed_inference_process_is_replaced_for_its_actors(tmp_path, capfd):
+  with cells.Running("pool", "vtrace", tmp_path) as run:
+    run.wait_for_more_steps(200)
+    actors = {x.pid for x in run.children("actor")}
+    victim = run.child("inference-1")
+    discarded = run.acted.measure()["unrolls_discarded"]
+    os.kill(victim.pid, signal.SIGKILL)
+    # The other process and its actor continue at once.
+    run.wait_for_more_steps(200)
+    service = run.process.measures[2]
+    run.wait_for(lambda: len(service._open) == 2)
+    run.wait_for(lambda: np.all(service._open[1]._has_joined))
+    run.wait_for_more_steps(1_000)
+    assert run.child("inference-1").pid != victim.pid
+    # An actor outlives the process that acts for it.
+    assert {x.pid for x in run.children("actor")} == actors
+    lost = run.acted.measure()["unrolls_discarded"] - discarded
+  assert lost == 4  # One unroll of each environment of its actor.
+  assert f"inference-1 {victim.pid} died" in capfd.readouterr().err
 
 
 @pytest.mark.slow

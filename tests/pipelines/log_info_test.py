@@ -15,6 +15,7 @@ CELLS = [
   ("sync", "a2c"),
   ("seed", "vtrace"),
   ("impala", "vtrace"),
+  ("pool", "vtrace"),
   ("a3c", "a2c"),
   ("gorila", "dqn"),
 ]

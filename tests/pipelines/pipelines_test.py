@@ -35,6 +35,7 @@ FAST = [("a3c", "a2c")]
 SLOW = [
   ("sync", "rainbow"),
   ("impala", "ppo"),
+  ("pool", "ppo"),
   ("seed", "vtrace"),
   ("gorila", "r2d2"),
   ("apex", "r2d2"),
@@ -170,9 +171,10 @@ def test_missing_addresses_become_sockets(pipeline, tmp_path):
   given = [
     *([config.address] if hasattr(config, "address") else []),
     *getattr(config, "server_addresses", ()),
+    *getattr(config, "inference_addresses", ()),
   ]
   assert len(set(given)) == len(given)
-  expected = {"sync": 0, "anakin": 0, "a3c": 0, "gorila": 3}
+  expected = {"sync": 0, "anakin": 0, "a3c": 0, "gorila": 3, "pool": 3}
   assert len(given) == expected.get(pipeline, 1)
   assert all(x.startswith(f"unix:{tmp_path}/") for x in given)
 
@@ -191,6 +193,7 @@ def test_other_pairs_of_pipeline_and_agent_are_refused(
 ):
   reasons = {
     "impala": "expected a replay",
+    "pool": "expected a replay",
     "a3c": "takes several steps" if name == "ppo" else "expected replayed True",
     "gorila": "use another" if name in cells.CRITICS else "expected no replay",
     "apex": "expected no replay",

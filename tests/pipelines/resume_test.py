@@ -29,6 +29,7 @@ compiled_once = programs.compiled_once
 CELLS = [
   ("sync", "a2c"),
   ("seed", "a2c"),
+  ("pool", "a2c"),
   ("a3c", "a2c"),
   ("gorila", "dqn"),
   ("sync", "sac"),

@@ -102,13 +102,14 @@ TOTAL_STEPS, MIN_STEPS = 1500, 300
 # Env steps of an update without resets.
 BATCH_STEPS = 20
 # Pipelines with remote actors or workers, some of whose steps are on the way.
-REMOTE = ("seed", "impala", "apex", "gorila")
+REMOTE = ("seed", "impala", "pool", "apex", "gorila")
 CELLS = [
   ("sync", "ppo", 1),
   ("sync", "r2d2+", 1),
   ("anakin", "dqn+", 1),
   ("seed", "dqn+", 2),
   ("impala", "vtrace", 3),
+  ("pool", "vtrace", 2),
   ("apex", "dqn", 1),
   ("a3c", "a2c", 2),
   ("gorila", "dqn", 1),

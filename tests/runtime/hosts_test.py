@@ -26,6 +26,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # The options of a small run, which lasts as long as a test needs.
 _SMALL = {
   "seed_vtrace": ["--num-actors", "1", "--envs-per-actor", "32"],
+  "pool_vtrace": ["--num-actors", "2", "--envs-per-actor", "16"],
   # PPO's updates make many exchanges, which are slow on busy cores.
   "ppo": ["--num-envs", "32", "--epochs", "1", "--minibatches", "2"],
 }
@@ -289,6 +290,7 @@ def test_a_host_that_stays_alone_ends_with_a_message(tmp_path):
   [
     pytest.param("seed_vtrace", False, marks=pytest.mark.slow),
     pytest.param("seed_vtrace", True, marks=pytest.mark.long),
+    pytest.param("pool_vtrace", True, marks=pytest.mark.long),
     pytest.param("ppo", True, marks=pytest.mark.long),
   ],
 )

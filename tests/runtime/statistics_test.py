@@ -22,6 +22,7 @@ AGENTS = {
   "sync": "a2c",
   "seed": "a2c",
   "impala": "a2c",
+  "pool": "a2c",
   "a3c": "a2c",
   "gorila": "dqn",
 }
@@ -30,6 +31,7 @@ ONE = {
   "sync": {},
   "seed": {"num_actors": 1},
   "impala": {"num_actors": 1, "unroll_length": 40},
+  "pool": {"num_actors": 1, "num_inference": 1, "inference_addresses": ()},
   "a3c": {"num_workers": 1},
   "gorila": {"num_workers": 1},
 }
@@ -146,7 +148,8 @@ class Log:
 def config_of(pipeline, env, tmp_path, **changes):
   name = AGENTS.get(pipeline, "a2c")
   config = cells.config_of(pipeline, name, tmp_path)
-  return running.replaced(config, env=env, **changes)
+  config = running.replaced(config, env=env, **changes)
+  return config.with_sockets(str(tmp_path))
 
 
 @pytest.mark.parametrize(

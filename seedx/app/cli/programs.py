@@ -29,6 +29,8 @@ _COUNTED = {
   "faulty_steps": "env steps were faulty, and their environments were reset",
 }
 
+# Settings with the addresses at which the processes of a role listen.
+_LISTENING = {"server": "server_addresses", "inference": "inference_addresses"}
 # The number of settings that `--help` lists first.
 _OFTEN = 10
 
@@ -260,8 +262,8 @@ def _join(
     for option, value in configs.in_json(asked).items()
     if option in given and option != "presets" and settings[option].restored
   }
-  addresses = getattr(config, "server_addresses", ())
-  listen = addresses[config.server] if role == "server" and addresses else ""
+  addresses = getattr(config, _LISTENING.get(role, ""), ())
+  listen = addresses[getattr(config, "server", 0)] if addresses else ""
   hello = joining.Hello(role, listen, name, options)
   thin = not all(
     node.needs_jax
@@ -291,7 +293,7 @@ def _join(
 
 
 def _check_address(config: Any, role: str) -> None:
-  for name in ("address", *(["server_addresses"] * (role == "server"))):
+  for name in ("address", _LISTENING.get(role, "address")):
     if not getattr(config, name):
       flag = wording.flag(name)
       raise types.ConfigError(f"expected {flag} with --role {role}, found none")

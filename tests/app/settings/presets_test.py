@@ -61,7 +61,7 @@ OF_EXPERIMENTS = {
   # The learner has to keep up with many environments.
   **{
     pair: {"epochs", "minibatches"}
-    for pair in (("anakin_ppo", "ppo"), ("seed_ppo", ""))
+    for pair in (("anakin_ppo", "ppo"), ("seed_ppo", ""), ("pool_ppo", ""))
   },
   # These values are older than the defaults of the class, and not measured.
   ("impala", "ppo"): {"epochs", "minibatches", "entropy_cost"},
