@@ -520,7 +520,7 @@ class Learner:
     CPU computes a convolution's gradient 13 times slower.
     """
     acts = not {*self.cores}.isdisjoint(acting_on)
-    has_images = any(x.ndim > 3 for x in jax.tree.leaves(self._state.params))
+    has_images = any(x.ndim > 3 for x in jax.tree.leaves(self._state))
     return not acts and not (self.cores[0].platform == "cpu" and has_images)
 
   def _zeros(self, shares: Sequence[types.Share]) -> list[types.Tree]:
