@@ -319,6 +319,7 @@ def test_the_mlp_of_vectors_has_the_activation():
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 1, 36, 36), np.uint8)
 ACTION = np.random.default_rng(1).normal(size=(2, 3)).astype(np.float32)
+SMALL_CNN = functools.partial(networks.SmallCNN, (4,), size=8)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
@@ -341,11 +342,12 @@ def test_layers_of_an_mlp_are_normalized_before_their_activation(activation):
 @pytest.mark.parametrize(
   ("module", "inputs"),
   conftest.slow_but(
-    [(networks.SmallCNN, (IMAGES,))],
+    [(SMALL_CNN, (IMAGES,))],
     [
-      (networks.SmallCNN, (IMAGES,)),
-      (networks.NatureCNN, (IMAGES,)),
-      (networks.ImpalaResNet, (IMAGES,)),
+      (SMALL_CNN, (IMAGES,)),
+      (functools.partial(networks.NatureCNN, size=8), (IMAGES,)),
+      # Nothing is normalized between two sections.
+      (functools.partial(networks.ImpalaResNet, (4,), size=8), (IMAGES,)),
       (functools.partial(networks.Critic, (8, 7)), (ACTION, ACTION)),
     ],
   ),
