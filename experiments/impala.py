@@ -15,7 +15,7 @@ import sys
 
 from seedx import app
 from seedx.acting import protocol
-from seedx.agents import a2c, dqn, ppo, vtrace
+from seedx.agents import a2c, dqn, ppo, pqn, vtrace
 from seedx.learning import learner
 from seedx.pipelines import impala
 
@@ -29,10 +29,15 @@ EXPERIMENT = app.Experiment(
     "vtrace": vtrace.Config(),
     "a2c": a2c.Config(),
     "ppo": ppo.Config(epochs=4, minibatches=4, entropy_cost=0.01),
+    "pqn": pqn.Config(),
     "dqn": dqn.Config(),
   },
-  # PPO divides batches into minibatches itself.
-  by_agent={"ppo": app.preset(micro_batches=1)},
+  # PPO and PQN divide batches into minibatches themselves.
+  by_agent={
+    "ppo": app.preset(micro_batches=1),
+    # Minibatches of whole unrolls, with a memory, must divide a batch.
+    "pqn": app.preset(micro_batches=1, unroll_length=64, batch_size=32),
+  },
   # Return in Pendulum-v1 after 2M env steps with seed 0: -237.
   continuous=app.preset(),
   # The values of `seed_vtrace`.

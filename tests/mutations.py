@@ -74,6 +74,24 @@ expectile-of-the-other-side losses/implicit_q.py losses/every_loss
 advantages-from-learned-critics agents/iql.py agents/agents
 - criticized(state.target_params[_CRITIC])
 + criticized(params[_CRITIC])
+targets-of-the-mean-action losses/returns.py losses/every_loss
+- values = jnp.max(q_values, axis=-1)
++ values = jnp.mean(q_values, axis=-1)
+resets-teach-q-values agents/pqn.py agents/pqn
+- weight, axis_name = entries.weight, self.axis_name
++ weight, axis_name = jnp.ones_like(entries.weight), self.axis_name
+epsilon-ends-at-once agents/epsilon_greedy.py agents/pqn
+- jnp.maximum(1.0 - progress * (1.0 - end), end)
++ jnp.maximum(0.0, end)
+epochs-in-order agents/minibatches.py agents/ppo_agent
+- permutations.random(rng_key, size)
++ jnp.arange(size)
+layers-stay-unnormalized networks/torsos.py networks/torsos
+- if layer_norm:
++ if False:
+radam-is-adam agents/optimizers.py agents/optimizers
+- optax.scale_by_radam(
++ optax.scale_by_adam(
 fewer-elites agents/cem.py agents/qt_opt
 - actions = best.mean(axis=0) + best.std
 + actions = actions.mean(axis=0) + best.std

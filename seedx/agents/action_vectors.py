@@ -127,6 +127,7 @@ def critics(
       config.hidden_sizes,
       is_linear=isinstance(space, Choices),
       activation=config.activation,
+      layer_norm=config.layer_norm,
       dtype=jnp.dtype(config.compute_dtype),
       **head,
     ),

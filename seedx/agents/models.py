@@ -35,6 +35,8 @@ class Config(optimizers.Config):
     hidden_sizes: units of the MLP's layers; none (`--hidden-sizes ,`) for a
       head that is linear in the observation.
     activation: function after each of these layers.
+    layer_norm: layer normalization before each activation of the MLP, of
+      critics, and of networks for images; not in a torso of your own.
     image_torso: network for images, "nature" (DQN's CNN; two smaller
       convolutions for images of less than 36 pixels a side), "impala" (ResNet),
       or "minatar" (one convolution, for grids of symbols).
@@ -51,6 +53,7 @@ class Config(optimizers.Config):
   normalize_observations: bool = False
   hidden_sizes: tuple[int, ...] = types.setting((64, 64), low=1, high=2**20)
   activation: Literal["tanh", "relu"] = "tanh"
+  layer_norm: bool = False
   image_torso: Literal["nature", "impala", "minatar"] = "nature"
   stack_frames: int = types.setting(1, low=1, high=64)
   torso: nn.Module | None = None
@@ -75,6 +78,36 @@ class Config(optimizers.Config):
   def memory(self) -> nn.Module | None:
     """The network's core, see `networks.Core`; None for no memory."""
     return None
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentConfig(Config):
+  """Hyper-parameters of agents that may have a memory.
+
+  Attributes:
+    recurrent: whether the network has a memory.
+    lstm_size: units of the LSTM, the memory if there is no `core`.
+    core: your own Flax module as the memory, see `networks.Core`.
+  """
+
+  recurrent: bool = False
+  lstm_size: int = types.setting(128, low=1, high=2**16)
+  core: nn.Module | None = None
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    check_core(self.core)
+    if self.core is not None and not self.recurrent:
+      raise types.ConfigError(
+        "expected recurrent True with a core of your own, found False"
+      )
+
+  @property
+  def memory(self) -> nn.Module | None:
+    """The core, or an LSTM; None if the network is not recurrent."""
+    if not self.recurrent:
+      return None
+    return memory(self.core, self.lstm_size, self.compute_dtype)
 
 
 class Variables(NamedTuple):
@@ -342,6 +375,7 @@ def _tower(
     image_torso=config.image_torso,
     dtype=jnp.dtype(config.compute_dtype),
     activation=config.activation,
+    layer_norm=config.layer_norm,
     name=f"Torso_{index}",
   )
   if config.torso is not None:

@@ -24,8 +24,9 @@ class Config:
     learning_rate: initial learning rate.
     learning_rate_end: final learning rate as a fraction of `learning_rate`,
       with linear decay over the run; 1 keeps it constant.
-    optimizer: Adam, RMSProp, or the gradient as it is.
-    adam_epsilon: epsilon in Adam's denominator.
+    optimizer: Adam, RAdam (Adam with smaller first steps, Liu et al. 2020,
+      https://arxiv.org/abs/1908.03265), RMSProp, or the gradient as it is.
+    adam_epsilon: epsilon in the denominator of Adam and RAdam.
     rms_epsilon: epsilon inside RMSProp's square root.
     max_gradient_norm: global gradient norm above which gradients are clipped; 0
       for no clipping. Networks with learning rates of their own are clipped
@@ -41,7 +42,7 @@ class Config:
     2e-3, changes="run_time", low=0.0, high=1e3
   )
   learning_rate_end: float = types.setting(0.0, low=0.0, high=1.0)
-  optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
+  optimizer: Literal["adam", "radam", "rmsprop", "sgd"] = "adam"
   adam_epsilon: float = types.setting(1e-5, low=0.0, high=1.0)
   rms_epsilon: float = types.setting(1e-5, low=0.0, high=1.0)
   max_gradient_norm: float = types.setting(0.5, low=0.0)
@@ -113,6 +114,7 @@ class Optimizer:
       schedule = optax.linear_schedule(1.0, config.learning_rate_end, length)
     scale = {
       "adam": optax.scale_by_adam(eps=config.adam_epsilon),
+      "radam": optax.scale_by_radam(eps=config.adam_epsilon),
       "rmsprop": optax.scale_by_rms(_RMS_DECAY, config.rms_epsilon),
       "sgd": optax.identity(),
     }

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, Self
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -21,7 +20,7 @@ _SPREAD = ("advantage", "value_target", "value_error")
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(models.Config):
+class Config(models.RecurrentConfig):
   """Hyper-parameters that actor-critics add to those of every agent.
 
   Attributes:
@@ -31,9 +30,6 @@ class Config(models.Config):
     entropy_cost: weight of the entropy bonus.
     normalize_rewards: division of rewards by the standard deviation of their
       discounted sums, before they are scaled and clipped; see `rewards`.
-    recurrent: whether the network has a memory.
-    lstm_size: units of the LSTM, the memory if there is no `core`.
-    core: your own Flax module as the memory, see `networks.Core`.
     towers: torso and memory, "shared" by policy and value, or "apart" for each
       of them.
   """
@@ -42,25 +38,7 @@ class Config(models.Config):
   value_cost: float = types.setting(0.5, changes="run_time", low=0.0)
   entropy_cost: float = types.setting(0.01, changes="run_time", low=0.0)
   normalize_rewards: bool = False
-  recurrent: bool = False
-  lstm_size: int = types.setting(128, low=1, high=2**16)
-  core: nn.Module | None = None
   towers: Literal["shared", "apart"] = "shared"
-
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    models.check_core(self.core)
-    if self.core is not None and not self.recurrent:
-      raise types.ConfigError(
-        "expected recurrent True with a core of your own, found False"
-      )
-
-  @property
-  def memory(self) -> nn.Module | None:
-    """The core, or an LSTM; None if the network is not recurrent."""
-    if not self.recurrent:
-      return None
-    return models.memory(self.core, self.lstm_size, self.compute_dtype)
 
   def policy(self, spec: types.EnvironmentSpec) -> policy_model.Policy:
     """Makes the policy for an environment.

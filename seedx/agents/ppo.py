@@ -12,8 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from seedx import losses, types
-from seedx.agents import base, models, optimizers, policy_gradient, policy_model
-from seedx.on_cpu import blocks, permutations
+from seedx.agents import (
+  base,
+  minibatches,
+  models,
+  optimizers,
+  policy_gradient,
+  policy_model,
+)
+from seedx.on_cpu import blocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,11 +129,6 @@ class Minibatch(NamedTuple):
     """Normalizes advantages over the entries of all cores of a mesh axis."""
     advantage = _normalized(entries.advantage, entries.weight, axis_name)
     return cls(entries, advantage)
-
-
-Step = Callable[
-  [base.AgentState, Entries], tuple[base.AgentState, types.LossOutput]
-]
 
 
 class Loss(Protocol):
@@ -241,7 +243,7 @@ def loss(
 def _make_update(
   policy: policy_model.Policy,
   config: Config,
-  step: Step,
+  step: minibatches.Step[Entries],
   optimizer: optimizers.Optimizer,
   axis_name: str | None,
 ) -> Callable[
@@ -257,7 +259,9 @@ def _make_update(
     entries = _evaluated(
       policy, state, batch, deviation, in_steps=not config.recurrent
     )
-    draw = functools.partial(_shuffled, entries, parts=config.minibatches)
+    draw = functools.partial(
+      minibatches.shuffled, entries, parts=config.minibatches
+    )
     keys = jax.random.split(rng_key, config.epochs)
     if config.target_kl:
       state, taken, metrics = _take_steps_until(
@@ -267,7 +271,7 @@ def _make_update(
       weight = losses.sum_over_cores(jnp.sum(entries.weight), axis_name)
       output = types.LossOutput(weight, metrics)
     else:
-      state, output = _take_all_steps(step, state, draw, keys)
+      state, output = minibatches.take_all_steps(step, state, draw, keys)
     return models.count_batch(state, moments), output
 
   return update
@@ -279,7 +283,7 @@ def _make_step(
   axes: Minibatch | None,
   optimizer: optimizers.Optimizer,
   axis_name: str | None,
-) -> Step:
+) -> minibatches.Step[Entries]:
   def step(
     state: base.AgentState, entries: Entries
   ) -> tuple[base.AgentState, types.LossOutput]:
@@ -304,27 +308,9 @@ def _make_step(
   return step
 
 
-def _take_all_steps(
-  step: Step,
-  state: base.AgentState,
-  draw: Callable[[jax.Array], Entries],
-  keys: jax.Array,
-) -> tuple[base.AgentState, types.LossOutput]:
-  """Takes a step on every minibatch; `keys` has one key per epoch."""
-
-  def epoch(
-    state: base.AgentState, rng_key: jax.Array
-  ) -> tuple[base.AgentState, types.LossOutput]:
-    return jax.lax.scan(step, state, draw(rng_key))
-
-  state, outputs = jax.lax.scan(epoch, state, keys)
-  metrics = {name: x.mean() for name, x in outputs.metrics.items()}
-  return state, types.LossOutput(outputs.weight.sum() / len(keys), metrics)
-
-
 def _take_steps_until(
   target_kl: float,
-  step: Step,
+  step: minibatches.Step[Entries],
   state: base.AgentState,
   draw: Callable[[jax.Array], Entries],
   keys: jax.Array,
@@ -397,7 +383,9 @@ def _evaluated(
   axes = policy_gradient.AXES if policy.in_blocks else None
   evaluation = blocks.outputs(evaluate, batch, axes)
   entries = _entries(policy, evaluation, batch, state.hyperparameters)
-  return _single_steps(policy, variables, entries) if in_steps else entries
+  if not in_steps:
+    return entries
+  return minibatches.single_steps(policy.model, variables, entries)
 
 
 def _entries(
@@ -420,47 +408,6 @@ def _entries(
     weight=jax.vmap(losses.transitions, in_axes=1, out_axes=1)(
       *rest, values
     ).weight,
-  )
-
-
-def _single_steps(
-  policy: policy_model.Policy, variables: models.Variables, entries: Entries
-) -> Entries:
-  """Cuts entries `[T, B, ...]` into single steps `[1, T * B, ...]`."""
-
-  def carry_on(
-    core_state: types.Tree, inputs: types.Inputs
-  ) -> tuple[types.Tree, types.Tree]:
-    stream = jax.tree.map(lambda x: x[None], inputs)
-    output = policy.model.unroll(variables, stream, core_state)
-    return output.core_state, core_state
-
-  core_state = entries.core_state
-  if jax.tree.leaves(core_state):
-    # XLA drops the unused outputs of the head.
-    _, core_state = jax.lax.scan(carry_on, core_state, entries.inputs)
-  merged = jax.tree.map(
-    lambda x: jax.lax.collapse(x, 0, 2), entries._replace(core_state=core_state)
-  )
-  steps = jax.tree.map(lambda x: x[None], merged._replace(core_state=()))
-  return steps._replace(core_state=merged.core_state)
-
-
-def _shuffled(entries: Entries, rng_key: jax.Array, *, parts: int) -> Entries:
-  size = entries.weight.shape[1]
-  if size % parts:
-    raise types.ConfigError(
-      f"expected minibatches that divide the {size} entries of each core"
-      f" (steps, or unrolls if recurrent), found {parts}"
-    )
-  order = permutations.random(rng_key, size).reshape(parts, -1)
-
-  def draw(leaf: jax.Array) -> jax.Array:
-    return jnp.moveaxis(jnp.take(leaf, order, axis=1), 1, 0)
-
-  drawn = jax.tree.map(draw, entries._replace(core_state=()))
-  return drawn._replace(
-    core_state=jax.tree.map(lambda leaf: leaf[order], entries.core_state)
   )
 
 

@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from seedx import losses, networks, replay, types
-from seedx.agents import base, dqn, models, return_atoms, value_based
+from seedx.agents import (
+  base,
+  dqn,
+  epsilon_greedy,
+  models,
+  return_atoms,
+  value_based,
+)
 
 # The replay for training; its priorities are one of Rainbow's components.
 REPLAY = replay.PrioritizedConfig(
@@ -82,7 +89,7 @@ class Config(dqn.Config):
     horizon: base.Horizon | None = None,
   ) -> base.Agent:
     """Makes the agent for an environment; see `base.Config`."""
-    value_based.check_discrete(spec)
+    epsilon_greedy.check_discrete(spec)
     head = value_based.q_head(spec, self, self.noise_scale, self.num_atoms)
     make = functools.partial(
       value_based.make,

@@ -4,14 +4,20 @@ import dataclasses
 import functools
 from typing import NamedTuple, Protocol
 
-import dm_env.specs
+import dm_env
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from seedx import distributions, losses, networks, types
-from seedx.agents import base, models, optimizers, replay_windows
+from seedx.agents import (
+  base,
+  epsilon_greedy,
+  models,
+  optimizers,
+  replay_windows,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +146,7 @@ def make(
     types.ConfigError: the actions are not discrete, or the environment is
       self-play.
   """
-  check_discrete(spec)
+  epsilon_greedy.check_discrete(spec)
   base.check_one_player(spec)
   windows = config.windows
   if horizon is not None:
@@ -148,7 +154,7 @@ def make(
   model = models.Model.make(spec, config, head or q_head(spec, config))
   q_network = _QNetwork(model, loss, axis_name, windows, noisy, bootstraps)
   optimizer = optimizers.Optimizer.make(config, horizon)
-  decay_updates = _decay_updates(config, horizon)
+  decay_updates = epsilon_greedy.decay_updates(config.epsilon_steps, horizon)
 
   init, start = models.beginnings(
     config, optimizer, model.init, lambda params: params
@@ -188,17 +194,6 @@ def make(
   )
 
 
-def check_discrete(spec: types.EnvironmentSpec) -> None:
-  """Raises types.ConfigError if the actions are not discrete."""
-  if not isinstance(spec.action, dm_env.specs.DiscreteArray):
-    native = spec.action if spec.native_action is None else spec.native_action
-    raise types.ConfigError(
-      f"expected discrete actions for Q-values, found {native}; use an"
-      " actor-critic agent (PPO, A2C or V-trace), or let the environment take"
-      " one integer for each combination, as a gymnasium.ActionWrapper can"
-    )
-
-
 def q_head(
   spec: types.EnvironmentSpec,
   config: Config,
@@ -229,26 +224,13 @@ def exploration(config: Config, num_envs: int) -> np.ndarray:
   return (0.4 ** (1 + 7 * rank)).astype(np.float32)
 
 
-def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
-  """Returns `AgentState.clock` when epsilon's decay ends; 0 for no decay."""
-  if horizon is None:
-    return 0.0
-  steps, learned = config.epsilon_steps, horizon.learned_steps
-  # The first update comes late in a run with a replay.
-  steps = min(steps, max(learned, steps - horizon.unlearned_steps))
-  return float(round(steps / learned * horizon.updates))
-
-
 def _epsilon(
   config: Config, state: base.AgentState, decay_updates: float
 ) -> jax.Array:
   end = state.hyperparameters["epsilon_end"]
   if config.epsilon_ladder:
     end = jnp.zeros_like(end)
-  if not decay_updates:
-    return end
-  progress = state.clock / decay_updates
-  return jnp.maximum(1.0 - progress * (1.0 - end), end).astype(jnp.float32)
+  return epsilon_greedy.epsilon(state, end, decay_updates)
 
 
 def _step(
@@ -275,15 +257,14 @@ def _step(
       output = output._replace(core_state=core_state)
   outputs = jax.tree.map(lambda x: x[0], _legal(output))
   q_values = _q_values(outputs)
-  action = jnp.argmax(q_values, axis=-1)
-  if not greedy:
-    equal_logits = distributions.only_legal(
-      jnp.zeros_like(q_values), jax.tree.map(lambda x: x[0], output.action_mask)
-    )
-    random_action = jax.random.categorical(action_key, equal_logits)
+  if greedy:
+    action = jnp.argmax(q_values, axis=-1)
+  else:
+    mask = None if output.action_mask is None else output.action_mask[0]
     epsilon = jnp.maximum(acting.epsilon, inputs.exploration)
-    explores = jax.random.uniform(explore_key, epsilon.shape) < epsilon
-    action = jnp.where(explores, random_action, action)
+    action = epsilon_greedy.explore(
+      explore_key, action_key, q_values, mask, epsilon
+    )
   action = action.astype(q_network.model.spec.action.dtype)
   extras = Extras(outputs) if q_network.windows.replayed else ()
   return types.AgentOutput(action, extras), output.core_state

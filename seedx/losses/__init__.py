@@ -28,7 +28,12 @@ from seedx.losses.implicit_q import advantage_weighted_policy, expectile_value
 from seedx.losses.ppo import ppo
 from seedx.losses.q_learning import QLearningLoss, q_learning
 from seedx.losses.reductions import mean_share, sum_over_cores
-from seedx.losses.returns import gae, lambda_returns, n_step_returns
+from seedx.losses.returns import (
+  gae,
+  lambda_returns,
+  n_step_returns,
+  q_lambda_returns,
+)
 from seedx.losses.streams import (
   ActorCriticLoss,
   Stream,
@@ -64,6 +69,7 @@ __all__ = [
   "n_step_bootstraps",
   "n_step_returns",
   "ppo",
+  "q_lambda_returns",
   "q_learning",
   "soft_policy",
   "sum_over_cores",

@@ -1,7 +1,7 @@
 """Returns and advantages of one stream, which may span several episodes.
 
 All functions take these arguments, and return `[T]`:
-  values: `[T + 1]` float, V of each time step.
+  values: `[T + 1]` float, V of each time step; `q_lambda_returns` takes Q.
   step_type: `[T + 1]` integers of `dm_env.StepType`.
   reward: `[T + 1]` float, reward that arrived with each time step.
   discount: `[T + 1]` float, discount of each time step, times gamma.
@@ -10,7 +10,9 @@ At a reset, from an episode's LAST step to the next FIRST, the return is V(LAST)
 and the advantage is 0; see `streams.transitions`.
 """
 
+import chex
 import jax
+import jax.numpy as jnp
 
 from seedx.losses import lazy_rlax, streams
 
@@ -83,6 +85,40 @@ def lambda_returns(
   return lazy_rlax.rlax().lambda_returns(
     steps.reward_t, steps.discount_t, values[1:], 1.0 * lambda_
   )
+
+
+@streams.in_float32
+def q_lambda_returns(
+  q_values: jax.Array,
+  step_type: jax.Array,
+  reward: jax.Array,
+  discount: jax.Array,
+  *,
+  lambda_: float | jax.Array = 1.0,
+) -> jax.Array:
+  """Computes the targets of Q(lambda), the lambda-returns of the best actions.
+
+      G_t = r_t+1 + d_t+1 ((1 - lambda) max_a Q_t+1(a) + lambda G_t+1),
+      G_T = max_a Q_T(a)
+
+  Peng and Williams 1996, https://doi.org/10.1023/A:1018076709321: traces do not
+  end at actions that are not the best. `q_values` are `[T + 1, A]`; the module
+  describes the other arguments.
+
+  >>> q_lambda_returns(
+  ...   q_values=jnp.array([[0.0, 9.0], [4.0, 2.0], [7.0, 8.0]]),
+  ...   step_type=jnp.array([0, 1, 1]),
+  ...   reward=jnp.array([0.0, 1.0, 2.0]),
+  ...   discount=jnp.array([1.0, 0.5, 0.5]),
+  ...   lambda_=0.5,
+  ... ).tolist()  # 1 + 0.5 (0.5 * 4 + 0.5 * 6), 2 + 0.5 * 8
+  [3.5, 6.0]
+  """
+  shape = streams.num_transitions(step_type) + 1, None
+  chex.assert_type(q_values, float, custom_message="q_values")
+  chex.assert_shape(q_values, shape, custom_message="q_values")
+  values = jnp.max(q_values, axis=-1)
+  return lambda_returns(values, step_type, reward, discount, lambda_=lambda_)
 
 
 @streams.in_float32

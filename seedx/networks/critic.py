@@ -37,6 +37,7 @@ class Critic(nn.Module):
       each dimension of the action, which weights them. So Q of a distribution
       over discrete actions is the mean of theirs.
     activation: key of `ACTIVATIONS`, for the hidden layers.
+    layer_norm: whether each activation follows a layer normalization.
     dtype: dtype of the hidden layers; outputs are float32.
   """
 
@@ -45,6 +46,7 @@ class Critic(nn.Module):
   parts: int = 0
   is_linear: bool = False
   activation: str = "relu"
+  layer_norm: bool = False
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -69,6 +71,6 @@ class Critic(nn.Module):
 
   def _critic(self, hidden: jax.Array, num_outputs: int) -> jax.Array:
     for size in self.sizes:
-      layer = torsos.dense(size, self.dtype)
-      hidden = torsos.ACTIVATIONS[self.activation](layer(hidden))
+      hidden = torsos.dense(size, self.dtype)(hidden)
+      hidden = torsos.activated(hidden, self.activation, self.layer_norm)
     return heads.linear(num_outputs, 1.0)(hidden)

@@ -24,18 +24,20 @@ class MLP(nn.Module):
   Attributes:
     sizes: number of units of each layer.
     activation: key of `ACTIVATIONS`.
+    layer_norm: whether each activation follows a layer normalization.
   """
 
   sizes: Sequence[int]
   dtype: Any = jnp.float32
   activation: str = "tanh"
+  layer_norm: bool = False
 
   @nn.compact
   def __call__(self, features: jax.Array) -> jax.Array:
     """Maps `[B, F]` to `[B, sizes[-1]]`; returns `[B, F]` without sizes."""
     for size in self.sizes:
-      layer = dense(size, self.dtype)
-      features = ACTIVATIONS[self.activation](layer(features))
+      features = dense(size, self.dtype)(features)
+      features = activated(features, self.activation, self.layer_norm)
     return features
 
 
@@ -52,6 +54,7 @@ class NatureCNN(nn.Module):
 
   size: int = 512
   dtype: Any = jnp.float32
+  layer_norm: bool = False
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
@@ -60,9 +63,10 @@ class NatureCNN(nn.Module):
     features = convolutions.standardize(pixels, self.dtype)
     for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
       conv = convolutions.Conv(channels, kernel, stride, self.dtype)
-      features = nn.relu(conv(features))
+      features = activated(conv(features), "relu", self.layer_norm)
     features = features.reshape(features.shape[0], -1)
-    return nn.relu(dense(self.size, self.dtype)(features))
+    features = dense(self.size, self.dtype)(features)
+    return activated(features, "relu", self.layer_norm)
 
 
 class SmallCNN(nn.Module):
@@ -82,6 +86,7 @@ class SmallCNN(nn.Module):
   stride: int = 1
   size: int = 128
   dtype: Any = jnp.float32
+  layer_norm: bool = False
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
@@ -91,9 +96,10 @@ class SmallCNN(nn.Module):
     for channels in self.channels:
       kernel = min(self.kernel, *features.shape[1:3])
       conv = convolutions.Conv(channels, kernel, self.stride, self.dtype)
-      features = nn.relu(conv(features))
+      features = activated(conv(features), "relu", self.layer_norm)
     features = features.reshape(features.shape[0], -1)
-    return nn.relu(dense(self.size, self.dtype)(features))
+    features = dense(self.size, self.dtype)(features)
+    return activated(features, "relu", self.layer_norm)
 
 
 class ImpalaResNet(nn.Module):
@@ -111,6 +117,7 @@ class ImpalaResNet(nn.Module):
   channels: Sequence[int] = (16, 32, 32)
   size: int = 256
   dtype: Any = jnp.float32
+  layer_norm: bool = False
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
@@ -121,10 +128,13 @@ class ImpalaResNet(nn.Module):
       features = self._conv(channels)(features)
       features = nn.max_pool(features, (3, 3), strides=(2, 2), padding="SAME")
       for _ in range(2):
-        block = self._conv(channels)(nn.relu(features))
-        features = features + self._conv(channels)(nn.relu(block))
-    features = nn.relu(features).reshape(features.shape[0], -1)
-    return nn.relu(dense(self.size, self.dtype)(features))
+        block = self._conv(channels)(self._relu(features))
+        features = features + self._conv(channels)(self._relu(block))
+    features = self._relu(features).reshape(features.shape[0], -1)
+    return self._relu(dense(self.size, self.dtype)(features))
+
+  def _relu(self, features: jax.Array) -> jax.Array:
+    return activated(features, "relu", self.layer_norm)
 
   def _conv(self, channels: int) -> nn.Conv:
     # On CPUs, XLA's convolution is fast enough if it has no stride.
@@ -136,24 +146,24 @@ class ImpalaResNet(nn.Module):
     )
 
 
-def strided_cnn(dtype: Any = jnp.float32) -> SmallCNN:
+def strided_cnn(**options: Any) -> SmallCNN:
   """Returns a network for images with sides of 16 to 35 pixels.
 
   The channels are those of Mnih et al. 2013, https://arxiv.org/abs/1312.5602.
   An image of 32 pixels costs less than one of 36 pixels in `NatureCNN`: about
   half of its CPU time with the gradient, in batches of 128.
   """
-  return SmallCNN(channels=(16, 32), stride=2, dtype=dtype)
+  return SmallCNN(channels=(16, 32), stride=2, **options)
 
 
-def minatar_cnn(dtype: Any = jnp.float32) -> SmallCNN:
+def minatar_cnn(**options: Any) -> SmallCNN:
   """Returns the network of MinAtar's experiments, with one convolution.
 
   Young and Tian 2019, https://arxiv.org/abs/1903.03176: 16 channels and 128
   units, as in the `QNetwork` of their `examples/dqn.py`. A step costs a sixth
   of a step of `SmallCNN`.
   """
-  return SmallCNN(channels=(16,), dtype=dtype)
+  return SmallCNN(channels=(16,), **options)
 
 
 class BoardNetwork(nn.Module):
@@ -216,6 +226,7 @@ class Torso(nn.Module):
     image_torso: key of `IMAGE_TORSOS`. `strided_cnn`, or `SmallCNN`, replaces
       `NatureCNN` for images that are too small for it.
     activation: key of `ACTIVATIONS`, for the MLP.
+    layer_norm: whether each activation follows a layer normalization.
   """
 
   observation: tuple[dm_env.specs.Array, ...]
@@ -223,6 +234,7 @@ class Torso(nn.Module):
   image_torso: str = "nature"
   dtype: Any = jnp.float32
   activation: str = "tanh"
+  layer_norm: bool = False
 
   @nn.compact
   def __call__(self, observation: types.Tree) -> jax.Array:
@@ -235,7 +247,8 @@ class Torso(nn.Module):
         torso, side = IMAGE_TORSOS[self.image_torso], min(spec.shape[1:])
         if torso is NatureCNN and side < _NATURE_PIXELS:
           torso = strided_cnn if side >= _STRIDED_PIXELS else SmallCNN
-        features.append(torso(dtype=self.dtype)(_in_bytes(spec, leaf)))
+        network = torso(dtype=self.dtype, layer_norm=self.layer_norm)
+        features.append(network(_in_bytes(spec, leaf)))
       elif isinstance(spec, dm_env.specs.DiscreteArray):
         vectors.append(jax.nn.one_hot(leaf, spec.num_values, dtype=self.dtype))
       elif isinstance(spec, types.MultiDiscreteArray):
@@ -245,7 +258,7 @@ class Torso(nn.Module):
         vectors.append(vector / 255 if spec.dtype == np.uint8 else vector)
     if vectors:
       joined = jnp.concatenate(vectors, axis=-1)
-      mlp = MLP(self.sizes, self.dtype, self.activation)
+      mlp = MLP(self.sizes, self.dtype, self.activation, self.layer_norm)
       features.append(mlp(joined))
     return jnp.concatenate(features, axis=-1)
 
@@ -269,6 +282,16 @@ def _in_bytes(spec: dm_env.specs.Array, image: jax.Array) -> jax.Array:
     return image
   low, high = float(spec.minimum), float(spec.maximum)
   return (image.astype(jnp.float32) - low) * (255 / (high - low))
+
+
+def activated(features: jax.Array, name: str, layer_norm: bool) -> jax.Array:
+  """Applies a function of `ACTIVATIONS`, perhaps to normalized features.
+
+  Ba et al. 2016, https://arxiv.org/abs/1607.06450; over the last axis.
+  """
+  if layer_norm:
+    features = nn.LayerNorm(dtype=features.dtype)(features)
+  return ACTIVATIONS[name](features)
 
 
 def dense(size: int, dtype: Any) -> nn.Dense:

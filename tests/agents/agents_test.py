@@ -28,6 +28,7 @@ from seedx.agents import (
   iql,
   policy_model,
   ppo,
+  pqn,
   qt_opt,
   r2d2,
   rainbow,
@@ -121,6 +122,15 @@ KINDS = {
     config={"normalize_observations": True},
     action_mask="legal",
   ),
+  "recurrent_masked": Kind(
+    {"joints": VECTOR, "legal": specs.Array((5,), bool)},
+    config={
+      "normalize_observations": True,
+      "recurrent": True,
+      "lstm_size": 8,
+    },
+    action_mask="legal",
+  ),
   "game": Kind(game="seedx:TicTacToe"),
   "large_game": Kind(
     game="seedx:ConnectFour",
@@ -173,6 +183,17 @@ ALGORITHMS = {
   "vtrace": Algorithm(vtrace.Config, unrolls),
   "ppo": Algorithm(
     functools.partial(ppo.Config, epochs=4, minibatches=3), unrolls
+  ),
+  "pqn": Algorithm(
+    functools.partial(
+      pqn.Config,
+      epochs=4,
+      minibatches=3,
+      learning_rate_end=1.0,
+      epsilon_steps=800,
+    ),
+    unrolls,
+    base.Horizon(env_steps=1600, updates=200),
   ),
   "dqn": Algorithm(
     functools.partial(
@@ -311,6 +332,7 @@ case_of = functools.cache(Case)
 FAST = [
   ("vtrace", "recurrent_bfloat16"),
   ("ppo", "normalized_masked"),
+  ("pqn", "recurrent_masked"),
   ("dqn", "dict"),
   ("r2d2", "vector"),
   ("sac", "continuous"),
@@ -322,6 +344,7 @@ SLOW = [
   ("vtrace", "several_choices"),
   ("ppo", "hybrid"),
   ("vtrace", "apart_recurrent"),
+  ("pqn", "image"),
   ("dqn", "integer"),
   ("r2d2", "image"),
   ("rainbow", "image"),
@@ -459,7 +482,7 @@ def test_greedy_takes_the_best_action_for_any_key_and_exploration(case):
       # No drawn action is more likely than the greedy one.
       gap = best.extras.log_prob - output.extras.log_prob
       assert gap.min() >= -1e-5 and gap.max() > 1e-5
-  if isinstance(acting, value_based.Acting) and not noisy:
+  if isinstance(acting, value_based.Acting | pqn.Acting) and not noisy:
     without_exploration = acting._replace(epsilon=jnp.float32(0.0))
     expected, _ = case.step(
       without_exploration, jax.random.key(2), case.inputs, initial
@@ -651,7 +674,8 @@ def test_a_hyperparameter_changes_only_the_functions_that_use_it(names):
     if name == "noise_scale":
       affected = {"acting"}
     if name == "epsilon_end":
-      affected = set() if case.config.epsilon_ladder else {"acting"}
+      ladder = getattr(case.config, "epsilon_ladder", False)
+      affected = set() if ladder else {"acting"}
     if name == "discount" and case.agent.priorities:
       # Actors compute priorities with the discount.
       affected = {"acting", *affected}

@@ -68,6 +68,33 @@ def test_groups_learn_as_if_each_had_its_own_optimizer(kind):
       )
 
 
+def test_radam_takes_steps_without_the_variance_until_it_is_known():
+  """Liu et al. 2020, algorithm 2, with the betas 0.9 and 0.999."""
+  config = optimizers.Config(
+    optimizer="radam", adam_epsilon=1e-8, max_gradient_norm=0.0
+  )
+  optimizer = optimizers.Optimizer.make(config, None)
+  state = state_of(optimizer, drawn(1.0), learning_rate=0.5)
+  step, first, second = jax.jit(optimizer.descend), 0.0, 0.0
+  expected = drawn(1.0)["bias"].astype(float)
+  for t in range(1, 9):
+    gradient = jax.tree.map(lambda x, t=t: x * np.cos(t), drawn(1.0))
+    state = step(state, gradient)
+    first = 0.9 * first + 0.1 * gradient["bias"]
+    second = 0.999 * second + 0.001 * np.square(gradient["bias"], dtype=float)
+    direction = first / (1 - 0.9**t)
+    longest = 2 / 0.001 - 1
+    length = longest - 2 * t * 0.999**t / (1 - 0.999**t)
+    if length > 5:
+      variance = second / (1 - 0.999**t)
+      ratio = (length - 4) * (length - 2) * longest
+      ratio /= (longest - 4) * (longest - 2) * length
+      direction = np.sqrt(ratio / variance) * direction
+    assert (length > 5) == (t > 5)
+    expected = expected - 0.5 * direction
+    np.testing.assert_allclose(state.params["bias"], expected, rtol=2e-3)
+
+
 def test_each_group_has_its_own_metrics():
   gradients = {"actor": drawn(100.0), "critic": drawn(1.0)}
   optimizer = optimizer_of()

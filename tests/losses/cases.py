@@ -122,6 +122,12 @@ CASES = {
     ("values", *STREAM),
     ({}, {"lambda_": 0.7}, {"lambda_": 0.0}),
   ),
+  "q_lambda_returns": Case(
+    losses.q_lambda_returns,
+    references.q_lambda_returns,
+    ("q_values", *STREAM),
+    ({}, {"lambda_": 0.7}, {"lambda_": 0.0}),
+  ),
   "gae": Case(
     losses.gae,
     references.gae,

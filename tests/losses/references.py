@@ -92,6 +92,11 @@ def lambda_returns(stream, _, lambda_=1.0):
   )
 
 
+def q_lambda_returns(stream, _, lambda_=1.0):
+  best = np.array([max(values) for values in stream["q_values"]])
+  return lambda_returns(stream | {"values": best}, None, lambda_)
+
+
 def gae(stream, _, lambda_=0.95):
   return per_episode(
     lambda *x: advantage_estimate(*x, lambda_),

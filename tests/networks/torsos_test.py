@@ -11,6 +11,7 @@ from dm_env import specs
 
 from seedx import networks, types
 from seedx.networks import convolutions, torsos
+from tests import conftest
 from tests.networks import helpers
 
 
@@ -312,3 +313,57 @@ def test_the_mlp_of_vectors_has_the_activation():
       expected = function(expected @ layer["kernel"] + layer["bias"])
     output = jax.jit(torso.apply)(params, features)
     np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-6)
+
+
+# Layer normalization
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (2, 1, 36, 36), np.uint8)
+ACTION = np.random.default_rng(1).normal(size=(2, 3)).astype(np.float32)
+SMALL_CNN = functools.partial(networks.SmallCNN, (4,), size=8)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_layers_of_an_mlp_are_normalized_before_their_activation(activation):
+  mlp = networks.MLP((6, 5), activation=activation, layer_norm=True)
+  params = helpers.random_params(mlp, ACTION)
+  hidden, layers = ACTION.astype(float), params["params"]
+  function = {"relu": lambda x: np.maximum(x, 0), "tanh": np.tanh}[activation]
+  for i in range(2):
+    dense, norm = layers[f"Dense_{i}"], layers[f"LayerNorm_{i}"]
+    hidden = hidden @ dense["kernel"] + dense["bias"]
+    hidden = hidden - hidden.mean(axis=1, keepdims=True)
+    hidden /= np.sqrt(np.square(hidden).mean(axis=1, keepdims=True) + 1e-6)
+    hidden = function(hidden * norm["scale"] + norm["bias"])
+  np.testing.assert_allclose(
+    jax.jit(mlp.apply)(params, ACTION), hidden, rtol=1e-3, atol=1e-4
+  )
+
+
+@pytest.mark.parametrize(
+  ("module", "inputs"),
+  conftest.slow_but(
+    [(SMALL_CNN, (IMAGES,))],
+    [
+      (SMALL_CNN, (IMAGES,)),
+      (functools.partial(networks.NatureCNN, size=8), (IMAGES,)),
+      # Nothing is normalized between two sections.
+      (functools.partial(networks.ImpalaResNet, (4,), size=8), (IMAGES,)),
+      (functools.partial(networks.Critic, (8, 7)), (ACTION, ACTION)),
+    ],
+  ),
+)
+def test_larger_kernels_do_not_change_normalized_features(module, inputs):
+  for layer_norm in (True, False):
+    network = module(layer_norm=layer_norm)
+    params = jax.jit(network.init)(jax.random.key(0), *inputs)
+
+    def scaled(path, leaf):
+      name = jax.tree_util.keystr(path)
+      # The last layer of a critic has no activation.
+      return leaf * (3.0 if "kernel" in name and "Dense_2" not in name else 1.0)
+
+    larger = jax.tree_util.tree_map_with_path(scaled, params)
+    one, two = (jax.jit(network.apply)(x, *inputs) for x in (params, larger))
+    assert np.std(one) > 0.01
+    is_equal = np.allclose(one, two, rtol=1e-3, atol=1e-3)
+    assert is_equal == layer_norm

@@ -14,6 +14,7 @@ from seedx.agents import (
   ddpg,
   dqn,
   ppo,
+  pqn,
   r2d2,
   rainbow,
   sac,
@@ -28,6 +29,7 @@ AGENTS = {
   "a2c": a2c.Config(),
   "vtrace": vtrace.Config(),
   "ppo": ppo.Config(),
+  "pqn": pqn.Config(),
   "dqn": dqn.Config(),
   "r2d2": r2d2.Config(),
   "rainbow": rainbow.Config(),
@@ -38,15 +40,17 @@ AGENTS = {
 }
 # Agents of continuous actions.
 CRITICS = ("ddpg", "td3", "sac")
+# Agents that take several optimizer steps on each batch.
+WHOLE = ("ppo", "pqn")
 # Agents that can learn from a replay.
 REPLAYED = ("dqn", "r2d2", "rainbow", *CRITICS, "alphazero")
 CELLS = [
   *(("sync", name) for name in AGENTS),
   *(("anakin", name) for name in AGENTS),
   *(("seed", name) for name in AGENTS),
-  *(("impala", name) for name in ("a2c", "vtrace", "ppo", "alphazero")),
-  *(("pool", name) for name in ("a2c", "vtrace", "ppo")),
-  *(("a3c", name) for name in AGENTS if name not in ("ppo", "r2d2")),
+  *(("impala", name) for name in ("a2c", "vtrace", "ppo", "pqn", "alphazero")),
+  *(("pool", name) for name in ("a2c", "vtrace", "ppo", "pqn")),
+  *(("a3c", name) for name in AGENTS if name not in (*WHOLE, "r2d2")),
   *(("gorila", name) for name in REPLAYED if name not in CRITICS),
   *(("apex", name) for name in REPLAYED),
 ]
@@ -74,7 +78,7 @@ def agent_config(pipeline, name, **changes):
   fields = {"hidden_sizes": (8,), "learning_rate": 1e-2}
   if name != "alphazero":  # Its rewards are the results of games.
     fields |= {"reward_scale": 1.0}
-  if name == "ppo":
+  if name in WHOLE:
     fields |= {"epochs": 2, "minibatches": 2}
   if name in CRITICS:
     fields |= {"critic_learning_rate": 1e-2}

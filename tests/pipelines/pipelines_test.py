@@ -34,7 +34,7 @@ FAST = [("a3c", "a2c")]
 # state that no network reads.
 SLOW = [
   ("sync", "rainbow"),
-  ("impala", "ppo"),
+  ("impala", "pqn"),
   ("pool", "ppo"),
   ("seed", "vtrace"),
   ("gorila", "r2d2"),
@@ -76,7 +76,7 @@ def test_each_agent_learns_in_each_of_its_pipelines(
   replayed = name in cells.REPLAYED
   resets = last["episodes"] + 8 if replayed else 0
   assert 0 < last["learned_steps"] <= last["env_steps"] + resets
-  loss = last["loss" if replayed else "loss_value"]
+  loss = last["loss" if replayed or name == "pqn" else "loss_value"]
   assert np.isfinite(loss) and loss > 0
   assert last["episodes"] > 0 or (
     pipeline == "anakin" and name in cells.CRITICS
@@ -194,10 +194,12 @@ def test_other_pairs_of_pipeline_and_agent_are_refused(
   reasons = {
     "impala": "expected a replay",
     "pool": "expected a replay",
-    "a3c": "takes several steps" if name == "ppo" else "expected replayed True",
+    "a3c": "expected replayed True",
     "gorila": "use another" if name in cells.CRITICS else "expected no replay",
     "apex": "expected no replay",
   }
+  if name in cells.WHOLE:
+    reasons["a3c"] = "takes several steps"
   with pytest.raises(types.ConfigError, match=reasons[pipeline]):
     cells.make(pipeline, name, tmp_path)
 
@@ -217,7 +219,8 @@ def test_all_pairs_of_the_documented_table_are_tested():
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in text.splitlines()
     if re.match(
-      r"\| (agent|A2C|V-trace|PPO|DQN|R2D2|Rainbow|DDPG|TD3|SAC|AlphaZero) \|",
+      r"\| (agent|A2C|V-trace|PPO|PQN|DQN|R2D2|Rainbow|DDPG|TD3|SAC|AlphaZero)"
+      r" \|",
       line,
     )
   ]

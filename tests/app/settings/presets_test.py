@@ -15,6 +15,7 @@ from seedx.agents import (
   dqn,
   evolution,
   iql,
+  pqn,
   qt_opt,
   r2d2,
   rainbow,
@@ -128,7 +129,8 @@ def values(*arguments, **fields):
 def check_agent(name, agent, **fields):
   """Checks that presets make an agent, or are refused for a known reason."""
   config, reason = preset(name, agent, **fields), ""
-  if isinstance(config.agent, dqn.Config) and fields["env"] == "Pendulum-v1":
+  discrete = dqn.Config | pqn.Config
+  if isinstance(config.agent, discrete) and fields["env"] == "Pendulum-v1":
     reason = "discrete actions"
   elif (name, agent) == ("impala", "dqn"):
     reason = "expected a replay"
