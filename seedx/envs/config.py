@@ -17,8 +17,10 @@ Transform = Callable[[types.Tree], types.Tree]
 
 DEFAULT_ACTION_MASK = "action_mask"
 SEEDX_PREFIX, JAX_PREFIX = "seedx:", "jax:"
-# Prefixes of the names of seedx's environments and transforms.
-_SEEDX_PREFIXES = (SEEDX_PREFIX, "seedx.envs.transforms:")
+# Prefixes of libraries that have adapters in `functional`.
+LIBRARY_PREFIXES = ("brax:", "craftax:", "gymnax:")
+# Prefixes of the names of environments and transforms without a user's code.
+_PREFIXES = (SEEDX_PREFIX, *LIBRARY_PREFIXES, "seedx.envs.transforms:")
 # EnvPool's packages of small tasks.
 _SMALL_PACKAGES = ("envpool.classic_control", "envpool.box2d")
 _PACKAGE = pathlib.Path(__file__).parent.parent
@@ -169,7 +171,8 @@ def is_own(config: Config) -> bool:
 
 def is_functional(config: Config) -> bool:
   """Returns whether the environment consists of JAX functions."""
-  return config.env.startswith((SEEDX_PREFIX, JAX_PREFIX))
+  prefixes = SEEDX_PREFIX, JAX_PREFIX, *LIBRARY_PREFIXES
+  return config.env.startswith(prefixes)
 
 
 def games(config: Config) -> str:
@@ -212,7 +215,7 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
     name: options[name]
     for name in ("env", "observation_transform")
     if ":" in str(options.get(name, ""))
-    and not str(options[name]).startswith(_SEEDX_PREFIXES)
+    and not str(options[name]).startswith(_PREFIXES)
   }
   names_env = "env" in code
   for name in ("env_options", "evaluate_env_options"):
@@ -321,6 +324,34 @@ def in_one_line(error: BaseException) -> str:
   if path.is_relative_to(_PACKAGE):
     return text
   return f"{text} ({path.name}, line {frames[-1].lineno})"
+
+
+def checked_options(
+  options: Mapping[str, Any], kinds: Mapping[str, type]
+) -> dict[str, Any]:
+  """Returns options as values of their types; an int is valid as a float.
+
+  Args:
+    options: values by name.
+    kinds: types of all options that exist, by name.
+
+  Raises:
+    types.ConfigError: an option is unknown or has another type.
+  """
+  checked = {}
+  for name, value in options.items():
+    if name not in kinds:
+      raise types.ConfigError(
+        f"unknown option {name!r}. {suggestion(name, kinds)}"
+      )
+    kind = kinds[name]
+    # A bool is valid only as a bool.
+    if type(value) not in ((float, int) if kind is float else (kind,)):
+      raise types.ConfigError(
+        f"expected {name} of type {kind.__name__}, found {value!r}"
+      )
+    checked[name] = kind(value)
+  return checked
 
 
 def suggestion(name: str, valid: Iterable[str]) -> str:
