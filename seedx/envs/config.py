@@ -64,7 +64,8 @@ class Config:
   """The choice of an environment, and of changes to its observations.
 
   The environment is one of EnvPool's, one of seedx's (`seedx:CartPole-v1`, see
-  `functional`) or your own. A factory that you name makes your own: a function
+  `functional`), one of gymnax, Craftax or Brax (`gymnax:CartPole-v1`), or your
+  own. A factory that you name makes your own: a function
   that returns a Gymnasium `Env` or a `dm_env.Environment`. The factory is
   called once for each environment, in a separate process. Its parameter `seed`
   receives the environment's seed, and is optional with Gymnasium only. A
@@ -73,12 +74,14 @@ class Config:
   after the `observation_transform` if there is one.
 
   Attributes:
-    env: name of an EnvPool environment; seedx:NAME for one of seedx's; or
+    env: name of an EnvPool environment; seedx:NAME for one of seedx's,
+      gymnax:NAME, craftax:NAME or brax:NAME for a library's; or
       MODULE:FACTORY for your own, jax:MODULE:FACTORY if it consists of JAX
       functions. MODULE is in the current directory or installed. In Python,
       the factory itself, a function or a class; its name is kept.
-    env_options: options of the EnvPool environment or the seedx task, or
-      keyword arguments of your factory. EnvPool's `stack_num` is 1 by default,
+    env_options: options of the EnvPool environment or the seedx task,
+      parameters of a library's environment, or keyword arguments of your
+      factory. EnvPool's `stack_num` is 1 by default,
       because the network stacks frames. An option `env_steps` of your factory
       receives the env steps of the run when environments are made.
     info_keys: entries of EnvPool's or Gymnasium's `info` to add to the
@@ -179,11 +182,11 @@ def games(config: Config) -> str:
   """Returns an environment's suite.
 
   Returns:
-    EnvPool's "Atari" or "MuJoCo", seedx's "MinAtar"; "small" for seedx's other
-    tasks and for EnvPool's classic control, Box2D and Catch; "" for all others,
-    such as your own.
+    EnvPool's "Atari" or "MuJoCo", seedx's and gymnax's "MinAtar"; "small" for
+    their other tasks and for EnvPool's classic control, Box2D and Catch; "" for
+    all others, such as your own.
   """
-  if config.env.startswith(SEEDX_PREFIX):
+  if config.env.startswith((SEEDX_PREFIX, "gymnax:")):
     return "MinAtar" if config.env.endswith("-MinAtar") else "small"
   if ":" in config.env:  # Your own needs no EnvPool.
     return ""
