@@ -68,6 +68,13 @@ def test_a_row_with_another_fingerprint_is_stale(monkeypatch):
   assert state(monkeypatch, outcome(), today=None) == staleness.STALE
 
 
+def test_a_row_whose_library_is_not_installed_is_unknown(monkeypatch):
+  monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+  command = "ppo --env gymnax:CartPole-v1 --total-steps 300000"
+  found = state(monkeypatch, outcome(), today=None, command=command)
+  assert found == staleness.UNKNOWN
+
+
 @pytest.mark.parametrize(
   "other", [{"cpu": "another"}, {"versions": {"jax": "0.0.1"}}]
 )
