@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from seedx import envs, types
+from seedx.envs import config as env_config
 from seedx.envs import functional
 from seedx.envs.functional import resets
 
@@ -95,7 +96,7 @@ def random_actions(env, count):
   [
     ("CartPole-v1", {"max_steps_in_episode": 20}, (5, 5)),
     ("Pendulum-v1", {}, (0, 2)),
-    ("Breakout-MinAtar", {"max_steps_in_episode": 12}, (5, 5)),
+    ("Breakout-MinAtar", {"max_steps_in_episode": 12}, (5, 1)),
     ("MemoryChain-bsuite", {"memory_length": 3}, (5, 0)),
   ],
 )
@@ -290,8 +291,8 @@ def test_the_options_are_parameters_and_arguments(library):
   spec = envs.spec(config)
   assert spec.observation.shape == (5,)
   assert spec.action.num_values == 3
-  assert envs.is_functional(config) and not envs.is_own(config)
-  assert not envs.code_in({"env": config.env, "env_options": {"last": 3}})
+  assert envs.is_functional(config) and not env_config.is_own(config)
+  assert not env_config.code_in({"env": config.env, "env_options": {"last": 3}})
 
 
 @pytest.mark.parametrize(
