@@ -16,7 +16,15 @@ from tests import programs
 _OWN = {x.parent.name for x in programs.ROOT.glob("*/*.py")}
 # If one of these is missing, an error names the command that installs it.
 _OPTIONAL = {
-  *"brax craftax gymnax imageio-ffmpeg mctx minari optuna pgx ray".split()
+  "brax",
+  "craftax",
+  "gymnax",
+  "imageio-ffmpeg",
+  "mctx",
+  "minari",
+  "optuna",
+  "pgx",
+  "ray",
 }
 
 
@@ -131,7 +139,7 @@ for experiment in (alphazero, apex_dqn, ppo):
 assert "envpool.classic_control" in sys.modules
 late = {
   *"PIL cloudpickle distrax envpool.jumanji matplotlib mctx minari".split(),
-  *"brax craftax gymnax".split(),
+  *["brax", "craftax", "gymnax"],
   *"optuna pgx rich rlax scipy tensorboardX tensorflow_probability".split(),
 }
 print(*late.intersection(set(sys.modules) - loaded))
