@@ -33,6 +33,13 @@ _RAY = ["ray>=2.60"]
 _SWEEP = ["optuna>=4.5"]
 # Requirements of data sets in Minari's format.
 _OFFLINE = ["minari[hdf5]>=0.5.3"]
+# Environments of other libraries of JAX functions; gymnax needs JAX below 0.12
+# and Gymnasium below 1.4, and Brax is not maintained.
+_LIBRARIES = {
+  "gymnax": ["gymnax>=1.0.1"],
+  "craftax": ["craftax>=1.6"],
+  "brax": ["brax>=0.14"],
+}
 # What the fast tests do not need, since it takes long to install.
 _CI = [*_TEST, *_RAY, *_SWEEP, *_OFFLINE, "minatar"]
 
@@ -124,6 +131,7 @@ setuptools.setup(
     "notebooks": _NOTEBOOKS,
     "ray": _RAY,
     "sweep": _SWEEP,
+    **_LIBRARIES,
     **_ACCELERATORS,
   },
 )

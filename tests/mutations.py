@@ -334,6 +334,18 @@ negative-actions-accepted envs/finishing.py envs/functional_adapter
 time-limits-count-as-terminal envs/functional/episodic.py envs/functional
 - 1.0 - terminated.astype
 + 1.0 - over.astype
+a-librarys-limit-left-out envs/functional/libraries.py envs/libraries
+- self._params, self.time_limit = env, params, time_limit
++ self._params, self.time_limit = env, params, 0
+resets-of-all-environments envs/functional/resets.py envs/libraries
+- (index,) = jnp.nonzero(due, size=few
++ (index,) = jnp.nonzero(due, size=size
+parameters-of-a-library-ignored envs/functional/gymnax_adapter.py envs/libraries
+- if x in fields
++ if x in arguments
+an-old-gymnax-accepted envs/functional/gymnax_adapter.py envs/libraries
+- if not hasattr(env, "is_truncated"):
++ if False:
 links-in-runs-followed files.py files
 - _FOLDER | os.O_NOFOLLOW
 + _FOLDER

@@ -2,11 +2,13 @@
 
 import collections
 import contextlib
+import importlib.util
 import pathlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.results import data, fingerprints
+from seedx.envs import config
 
 NOT_MEASURED, OLD, UNKNOWN = "not measured", "old", "unknown"
 CURRENT, SAME_AGENT, STALE = "current", "agent unchanged", "stale"
@@ -21,7 +23,8 @@ def states(rows: Sequence[data.Row]) -> dict[str, str]:
     `sync` and `anakin`, "agent unchanged".
   * stale: a fingerprint differs, or the command does not work any more.
   * unknown: a fingerprint is of another kind of CPU or version of JAX, and
-    cannot be computed for its commit here.
+    cannot be computed for its commit here, or the environment's library is not
+    installed.
   """
   result = {row.name: _without_training(row) for row in rows}
   measured = [row for row in rows if not result[row.name]]
@@ -48,6 +51,10 @@ def _without_training(row: data.Row) -> str:
   """Returns the state of a row without fingerprints, else ""."""
   if not row.outcomes:
     return NOT_MEASURED
+  for prefix in config.LIBRARY_PREFIXES:
+    is_of_library = any(word.startswith(prefix) for word in row.words)
+    if is_of_library and not importlib.util.find_spec(prefix[:-1]):
+      return UNKNOWN
   has_all = all(x.fingerprint for x in row.outcomes.values())
   return "" if has_all else OLD
 

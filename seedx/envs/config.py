@@ -17,8 +17,10 @@ Transform = Callable[[types.Tree], types.Tree]
 
 DEFAULT_ACTION_MASK = "action_mask"
 SEEDX_PREFIX, JAX_PREFIX = "seedx:", "jax:"
-# Prefixes of the names of seedx's environments and transforms.
-_SEEDX_PREFIXES = (SEEDX_PREFIX, "seedx.envs.transforms:")
+# Prefixes of libraries that have adapters in `functional`.
+LIBRARY_PREFIXES = ("brax:", "craftax:", "gymnax:")
+# Prefixes of the names of environments and transforms without a user's code.
+_PREFIXES = (SEEDX_PREFIX, *LIBRARY_PREFIXES, "seedx.envs.transforms:")
 # EnvPool's packages of small tasks.
 _SMALL_PACKAGES = ("envpool.classic_control", "envpool.box2d")
 _PACKAGE = pathlib.Path(__file__).parent.parent
@@ -62,7 +64,8 @@ class Config:
   """The choice of an environment, and of changes to its observations.
 
   The environment is one of EnvPool's, one of seedx's (`seedx:CartPole-v1`, see
-  `functional`) or your own. A factory that you name makes your own: a function
+  `functional`), one of gymnax, Craftax or Brax (`gymnax:CartPole-v1`), or your
+  own. A factory that you name makes your own: a function
   that returns a Gymnasium `Env` or a `dm_env.Environment`. The factory is
   called once for each environment, in a separate process. Its parameter `seed`
   receives the environment's seed, and is optional with Gymnasium only. A
@@ -71,12 +74,14 @@ class Config:
   after the `observation_transform` if there is one.
 
   Attributes:
-    env: name of an EnvPool environment; seedx:NAME for one of seedx's; or
+    env: name of an EnvPool environment; seedx:NAME for one of seedx's,
+      gymnax:NAME, craftax:NAME or brax:NAME for a library's; or
       MODULE:FACTORY for your own, jax:MODULE:FACTORY if it consists of JAX
       functions. MODULE is in the current directory or installed. In Python,
       the factory itself, a function or a class; its name is kept.
-    env_options: options of the EnvPool environment or the seedx task, or
-      keyword arguments of your factory. EnvPool's `stack_num` is 1 by default,
+    env_options: options of the EnvPool environment or the seedx task,
+      parameters of a library's environment, or keyword arguments of your
+      factory. EnvPool's `stack_num` is 1 by default,
       because the network stacks frames. An option `env_steps` of your factory
       receives the env steps of the run when environments are made.
     info_keys: entries of EnvPool's or Gymnasium's `info` to add to the
@@ -169,18 +174,19 @@ def is_own(config: Config) -> bool:
 
 def is_functional(config: Config) -> bool:
   """Returns whether the environment consists of JAX functions."""
-  return config.env.startswith((SEEDX_PREFIX, JAX_PREFIX))
+  prefixes = SEEDX_PREFIX, JAX_PREFIX, *LIBRARY_PREFIXES
+  return config.env.startswith(prefixes)
 
 
 def games(config: Config) -> str:
   """Returns an environment's suite.
 
   Returns:
-    EnvPool's "Atari" or "MuJoCo", seedx's "MinAtar"; "small" for seedx's other
-    tasks and for EnvPool's classic control, Box2D and Catch; "" for all others,
-    such as your own.
+    EnvPool's "Atari" or "MuJoCo", seedx's and gymnax's "MinAtar"; "small" for
+    their other tasks and for EnvPool's classic control, Box2D and Catch; "" for
+    all others, such as your own.
   """
-  if config.env.startswith(SEEDX_PREFIX):
+  if config.env.startswith((SEEDX_PREFIX, "gymnax:")):
     return "MinAtar" if config.env.endswith("-MinAtar") else "small"
   if ":" in config.env:  # Your own needs no EnvPool.
     return ""
@@ -212,7 +218,7 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
     name: options[name]
     for name in ("env", "observation_transform")
     if ":" in str(options.get(name, ""))
-    and not str(options[name]).startswith(_SEEDX_PREFIXES)
+    and not str(options[name]).startswith(_PREFIXES)
   }
   names_env = "env" in code
   for name in ("env_options", "evaluate_env_options"):
@@ -321,6 +327,34 @@ def in_one_line(error: BaseException) -> str:
   if path.is_relative_to(_PACKAGE):
     return text
   return f"{text} ({path.name}, line {frames[-1].lineno})"
+
+
+def checked_options(
+  options: Mapping[str, Any], kinds: Mapping[str, type]
+) -> dict[str, Any]:
+  """Returns options as values of their types; an int is valid as a float.
+
+  Args:
+    options: values by name.
+    kinds: types of all options that exist, by name.
+
+  Raises:
+    types.ConfigError: an option is unknown or has another type.
+  """
+  checked = {}
+  for name, value in options.items():
+    if name not in kinds:
+      raise types.ConfigError(
+        f"unknown option {name!r}. {suggestion(name, kinds)}"
+      )
+    kind = kinds[name]
+    # A bool is valid only as a bool.
+    if type(value) not in ((float, int) if kind is float else (kind,)):
+      raise types.ConfigError(
+        f"expected {name} of type {kind.__name__}, found {value!r}"
+      )
+    checked[name] = kind(value)
+  return checked
 
 
 def suggestion(name: str, valid: Iterable[str]) -> str:

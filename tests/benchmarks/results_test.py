@@ -68,6 +68,13 @@ def test_a_row_with_another_fingerprint_is_stale(monkeypatch):
   assert state(monkeypatch, outcome(), today=None) == staleness.STALE
 
 
+def test_a_row_without_its_library_is_not_stale(monkeypatch):
+  monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+  command = "ppo --env gymnax:CartPole-v1 --total-steps 300000"
+  missing = state(monkeypatch, outcome(), today=None, command=command)
+  assert missing == staleness.UNKNOWN
+
+
 @pytest.mark.parametrize(
   "other", [{"cpu": "another"}, {"versions": {"jax": "0.0.1"}}]
 )

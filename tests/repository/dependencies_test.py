@@ -15,7 +15,17 @@ from tests import programs
 
 _OWN = {x.parent.name for x in programs.ROOT.glob("*/*.py")}
 # If one of these is missing, an error names the command that installs it.
-_OPTIONAL = {"imageio-ffmpeg", "mctx", "minari", "optuna", "pgx", "ray"}
+_OPTIONAL = {
+  "brax",
+  "craftax",
+  "gymnax",
+  "imageio-ffmpeg",
+  "mctx",
+  "minari",
+  "optuna",
+  "pgx",
+  "ray",
+}
 
 
 @functools.cache
@@ -129,6 +139,7 @@ for experiment in (alphazero, apex_dqn, ppo):
 assert "envpool.classic_control" in sys.modules
 late = {
   *"PIL cloudpickle distrax envpool.jumanji matplotlib mctx minari".split(),
+  *["brax", "craftax", "gymnax"],
   *"optuna pgx rich rlax scipy tensorboardX tensorflow_probability".split(),
 }
 print(*late.intersection(set(sys.modules) - loaded))

@@ -1,8 +1,10 @@
 """Environments as pure JAX functions; importing this package imports JAX."""
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from seedx import types
 from seedx.envs import config as env_config
@@ -77,7 +79,7 @@ ENVIRONMENTS: Mapping[str, Callable[..., Environment]] = {
 
 
 def make(config: env_config.Config | str) -> Environment:
-  """Makes an environment such as `seedx:DeepSea`, or the user's own.
+  """Makes an environment of seedx, of a library, or the user's own.
 
   A name, such as "DeepSea", stands for the environment without options.
 
@@ -91,6 +93,8 @@ def make(config: env_config.Config | str) -> Environment:
     config = env_config.Config(env)
   if config.env.startswith(env_config.JAX_PREFIX):
     return _from_factory(config)
+  if config.env.startswith(env_config.LIBRARY_PREFIXES):
+    return _from_library(config)
   name = config.env.removeprefix(prefix)
   if name not in ENVIRONMENTS or not config.env.startswith(prefix):
     if ":" in config.env and not config.env.startswith(prefix):
@@ -104,31 +108,49 @@ def make(config: env_config.Config | str) -> Environment:
       f"seedx has no environment {config.env!r} of JAX functions."
       f" {env_config.suggestion(config.env, names)}"
     )
-  kind, options = ENVIRONMENTS[name], dict(config.env_options)
+  kind = ENVIRONMENTS[name]
   parameters = inspect.signature(kind).parameters
-  for option, value in options.items():
-    if option not in parameters:
-      raise types.ConfigError(
-        f"{config.env}: unknown option {option!r}. "
-        + env_config.suggestion(option, parameters)
-      )
-    option_type = parameters[option].annotation
-    # An int is valid as a float; a bool is valid only as a bool.
-    accepted = (float, int) if option_type is float else (option_type,)
-    if type(value) not in accepted:
-      raise types.ConfigError(
-        f"{config.env}: expected {option} of type {option_type.__name__}, found"
-        f" {value!r}"
-      )
-    options[option] = option_type(value)
-  return kind(**options)
+  kinds = {option: x.annotation for option, x in parameters.items()}
+  return _made(config, lambda x: kind(**env_config.checked_options(x, kinds)))
+
+
+def _from_library(config: env_config.Config) -> Environment:
+  library, _, name = config.env.partition(":")
+  try:
+    adapter = importlib.import_module(f"{__name__}.{library}_adapter")
+  except ImportError as error:
+    raise types.ConfigError(
+      f"expected the package {library} for {config.env}, found"
+      f" {env_config.in_one_line(error)}; install it with pip install"
+      f" 'seedx[{library}]'"
+    ) from error
+  if name not in adapter.NAMES:
+    names = [f"{library}:{x}" for x in adapter.NAMES]
+    raise types.ConfigError(
+      f"{library} has no environment {config.env!r}."
+      f" {env_config.suggestion(config.env, names)}"
+    )
+  return _made(config, functools.partial(adapter.Adapter, name))
 
 
 def _from_factory(config: env_config.Config) -> Environment:
   name = config.env.removeprefix(env_config.JAX_PREFIX)
   factory = env_config.load_function(name, "a factory jax:")
+  environment = _made(config, lambda x: factory(**x))
+  missing = [x for x in _MEMBERS if not hasattr(environment, x)]
+  if missing:
+    raise types.ConfigError(
+      f"{config.env}: expected an environment with {', '.join(_MEMBERS)}, found"
+      f" {type(environment).__name__} without {', '.join(missing)}"
+    )
+  return environment
+
+
+def _made(
+  config: env_config.Config, factory: Callable[[Mapping[str, Any]], Any]
+) -> Any:
   try:
-    environment = factory(**config.env_options)
+    environment = factory(config.env_options)
     if hasattr(environment, "game"):
       games.check(environment.game)
   except types.ConfigError as error:
@@ -137,12 +159,6 @@ def _from_factory(config: env_config.Config) -> Environment:
     raise types.ConfigError(
       f"{config.env}: {env_config.in_one_line(error)}"
     ) from error
-  missing = [x for x in _MEMBERS if not hasattr(environment, x)]
-  if missing:
-    raise types.ConfigError(
-      f"{config.env}: expected an environment with {', '.join(_MEMBERS)}, found"
-      f" {type(environment).__name__} without {', '.join(missing)}"
-    )
   return environment
 
 

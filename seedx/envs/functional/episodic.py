@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from seedx import trees, types
 from seedx.envs import actions
+from seedx.envs.functional import resets
 
 
 class Environment(Protocol):
@@ -80,11 +81,14 @@ class Episodic(abc.ABC):
   Attributes:
     time_limit: number of actions after which an episode is truncated; 0 for no
       limit.
+    slow_reset: whether a reset costs more than several steps, so that only the
+      environments which begin an episode should compute it.
   """
 
   observation: types.Tree
   action: types.Tree
-  time_limit: ClassVar[int] = 0
+  time_limit: int = 0
+  slow_reset: ClassVar[bool] = False
 
   @abc.abstractmethod
   def reset(self, rng_key: jax.Array) -> types.Tree:
@@ -110,9 +114,12 @@ class Episodic(abc.ABC):
     """See `Environment`."""
     first = state.over
     # Either the result of `reset` is used or that of `act`: one key is enough.
-    fresh = self.reset(rng_key)
     inner, reward, terminated = self.act(state.inner, action, rng_key)
-    inner = jax.tree.map(lambda a, b: jnp.where(first, a, b), fresh, inner)
+    if self.slow_reset:
+      inner = resets.restarted(self.reset, first, inner, rng_key)
+    else:
+      fresh = self.reset(rng_key)
+      inner = jax.tree.map(lambda a, b: jnp.where(first, a, b), fresh, inner)
     time = jnp.where(first, 0, state.time + 1)
     terminated = jnp.logical_and(terminated, ~first)
     over = terminated
