@@ -261,7 +261,7 @@ def test_an_unguarded_script_is_not_trained_again_in_a_node(tmp_path):
   )
   parent = {"init_main_from_path": str(script)}
   work = pickle.dumps((os.getenv, "HOME"))
-  message = pickle.dumps((parent, work, 0, ""))
+  message = pickle.dumps((parent, work, 0, False, ""))
   message = topology.SIZE.pack(len(message)) + message
   process = instances.Process("actor", message)
   running.wait_until(lambda: process.status() is not None)
