@@ -218,4 +218,4 @@ def test_a_users_folder_experiments_takes_precedence(kind, tmp_path, request):
 
 def test_an_installation_can_join(wheel, tmp_path):
   out = wheel.run(tmp_path, "seedx", "join", status=2)
-  assert "required: HOST:PORT" in out
+  assert "expected ADDRESS" in out
