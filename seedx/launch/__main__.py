@@ -1,4 +1,4 @@
-"""The program of a node's process: `python -m seedx.launch ROLE ADDRESS`.
+"""The program of a node's process: `python -m seedx.launch [ADDRESS] ROLE`.
 
 The program reads its work from standard input, a socket whose other end its
 parent holds. The program ends when the socket closes, so it cannot outlive its
@@ -36,6 +36,7 @@ _USAGE_CODES = (
 
 
 def _main() -> None:
+  address = "".join(sys.argv[1:-1])
   message = pickle.loads(_message(sys.stdin.buffer))
   parent, work, sharing, on_devices, folder = message
   leaving = threading.Thread(
@@ -64,7 +65,7 @@ def _main() -> None:
     with functions.importing("the script"):
       multiprocessing.spawn.prepare(parent)
   run, config = pickle.loads(work)
-  if address := sys.argv[2]:
+  if address:
     config = dataclasses.replace(config, address=address)
   run(config, threading.Event())
   if folder:

@@ -226,7 +226,7 @@ class Process:
     self._socket, stdin = socket.socketpair()
     with stdin, signals.pending():
       self._process = subprocess.Popen(
-        [sys.executable, "-m", __package__, role, address],
+        [sys.executable, "-m", __package__, *filter(None, [address]), role],
         stdin=stdin.fileno(),
       )
     # The process may die before it has read all of the message.

@@ -42,7 +42,8 @@ RUNS = {
     ["actor", "labeller"],
   ),
   es: (
-    "--total-steps 100000 --hidden-sizes 8 --num-workers 1 --envs-per-worker 4",
+    "--total-steps 100000 --hidden-sizes 8 --num-workers 1"
+    " --pairs-per-worker 2",
     ["worker"],
   ),
 }

@@ -49,7 +49,7 @@ def test_killed_self_play_workers_come_back(tmp_path, capfd):
 
 @pytest.mark.slow
 def test_a_killed_inference_process_is_replaced_for_its_actors(tmp_path, capfd):
-  with cells.Running("pool", "vtrace", tmp_path) as run:
+  with cells.Running(cells.config_of("pool", "vtrace", tmp_path)) as run:
     run.wait_for_more_steps(200)
     actors = {x.pid for x in run.children("actor")}
     victim = run.child("inference-1")
