@@ -117,7 +117,7 @@ equal-returns-move-ars agents/evolution.py agents/evolution_strategies
 - where(deviation > 0, count * deviation, jnp.inf)
 + where(deviation > 0, count * deviation, 0.0)
 late-results-are-learned acting/populations.py pipelines/evolution
-- used = np.isin(results.pair, [*self._due])
+- used = np.array([x in self._due for x in results.pair.tolist()])
 + used = np.ones(len(results.pair), bool)
 lost-pairs-of-a-worker acting/populations.py pipelines/evolution
 - self._book.give_back(self._held)

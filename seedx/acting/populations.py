@@ -95,7 +95,7 @@ class Iterations:
     with self._changed:
       self._episodes += lengths.size
       # Pairs of older iterations are not missing.
-      used = np.isin(results.pair, [*self._due])
+      used = np.array([x in self._due for x in results.pair.tolist()])
       self._old += lengths.size - 2 * used.sum()
       if not used.any():
         return
@@ -133,9 +133,10 @@ class Iterations:
     """Frees the pairs of a worker that has not played them."""
     with self._changed:
       if lease.version == self._version:
-        for pair in {*lease.pair.tolist()} & {*self._due}:
-          self._due[pair] = 0.0
-          self._due.move_to_end(pair, last=False)
+        for pair in lease.pair.tolist():
+          if pair in self._due:
+            self._due[pair] = 0.0
+            self._due.move_to_end(pair, last=False)
         self._changed.notify_all()
 
   def close(self) -> None:
