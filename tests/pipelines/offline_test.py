@@ -254,7 +254,7 @@ def recorded(path, env, policy, count):
 @pytest.mark.slow
 def test_agents_learn_cartpole_from_recordings(tmp_path):
   expert = "seedx.envs.demonstrators:cartpole"
-  expert = recorded(tmp_path / "expert", "CartPole-v1", expert, 100)
+  expert = recorded(tmp_path / "expert", "CartPole-v1", expert, 50)
   random = recorded(tmp_path / "random", "CartPole-v1", "random", 1_200)
   agent = cloning.Config(reward_scale=0.1)
   clone = dataclasses.replace(config_of(expert, agent), total_steps=2_000)
@@ -265,7 +265,7 @@ def test_agents_learn_cartpole_from_recordings(tmp_path):
     clone,
     dataset=both,
     agent=dqn.Config(reward_scale=0.1),
-    total_steps=8_000,
+    total_steps=6_000,
   )
   for seed in range(2):
     config = dataclasses.replace(q_learner, seed=seed)
