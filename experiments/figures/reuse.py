@@ -44,7 +44,7 @@ class Options:
 
   run_dir: str = "runs/reuse"
   env: str = "CartPole-v1"
-  total_steps: int = types.setting(500_000, low=10_000)
+  total_steps: int = types.setting(200_000, low=10_000)
   seeds: int = types.setting(3, low=1, high=2**20)
   threshold: float = _RETURN
 
