@@ -401,6 +401,14 @@ def test_before_the_first_update_a_row_has_the_time_and_no_rate():
   assert learning[2] == "490k" and learning[-1] == "learner"
 
 
+def test_updates_without_a_policy_lag_end_the_start():
+  sink, stream, clock = console()
+  for updates in (7, 7, 8):  # Of a run that was resumed after 7 updates.
+    sink.write({**LINE, "policy_lag": None, "learner_steps": updates})
+    clock.sleep(10.0)
+  assert [row[2] for row in rows(stream)[1:]] == ["-", "-", "490k"]
+
+
 def test_a_learner_without_actors_shows_that_it_waits_for_them():
   stream = io.StringIO()
   sink = metrics.Console(10**7, stream, 0.0, others_join=True)

@@ -81,16 +81,21 @@ class Console:
     # Steps, wall time and time to compile in the line before.
     self._clocks: list[float] | None = None
     self._others_join = others_join
-    # Steps in the first line; above 0 if the run was resumed.
+    # Steps and updates in the first line; above 0 if the run was resumed.
     self._first_steps: float | None = None
+    self._first_updates = 0.0
     self._has_learned = False
 
   def write(self, line: sinks.Line) -> None:
     """Shows a line of metrics; missing values appear as a dash."""
+    updates = _number(line, "learner_steps") or 0.0
     if self._first_steps is None:
-      self._first_steps = _steps(line)
+      self._first_steps, self._first_updates = _steps(line), updates
+    # What a line has if updates were made since the line before.
     ages = ("policy_lag", "gradient_staleness")
-    self._has_learned |= any(_number(line, x) is not None for x in ages)
+    self._has_learned |= updates > self._first_updates or any(
+      _number(line, x) is not None for x in ages
+    )
     self._measure_rate(line)
     is_over = (_steps(line) or 0.0) >= self._total_steps
     learning = self._has_learned or is_over
