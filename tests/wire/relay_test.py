@@ -292,7 +292,7 @@ def opening(call, name="double"):
 
 def sent(machine, *frames):
   """Sends each frame in a bundle; returns the frames received by then."""
-  requests = [[x] for x in frames]
+  requests = [np.frombuffer(x, np.uint8) for x in frames]
   received = []
   with wire.Client(machine.server.address) as client:
     stream = client.stream(
