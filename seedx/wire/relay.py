@@ -10,6 +10,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from typing import Any
 
 import grpc
@@ -56,17 +57,18 @@ class Relay:
       bundles.BUNDLES, sender.bundles(), bundles.LAYOUT, bundles.LAYOUT
     )
     try:
-      self._listen(stream.welcome)
+      self._listen(stream.welcome["methods"])
       with self._changed:
         self._sender = sender
         self._changed.notify_all()
       for bundle in stream:
         for number, kind, content in bundles.frames(bundle):
-          if (call := self._calls.get(number)) is not None:
+          find = self._calls.pop if kind == bundles.END else self._calls.get
+          if (call := find(number, None)) is not None:
             call.take(kind, content)
-    except array_layout.MessageError as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
       raise calls.WireError(
-        grpc.StatusCode.INTERNAL, f"bundle: {error}"
+        grpc.StatusCode.INTERNAL, f"{bundles.BUNDLES}: {error!r:.200}"
       ) from error
     else:
       if not leave.is_set():
@@ -75,8 +77,8 @@ class Relay:
       stream.close()
       sender.end()
       with self._changed:
-        self._sender, left = None, [*self._calls.values()]
-      for call in left:
+        self._sender, left, self._calls = None, self._calls, {}
+      for call in left.values():
         call.end(_away())
 
   def close(self) -> None:
@@ -87,25 +89,19 @@ class Relay:
     if self._server is not None:
       self._server.stop()
 
-  def _listen(self, welcome: Mapping[str, Any]) -> None:
+  def _listen(self, methods: Mapping[str, Any]) -> None:
     """Serves the learner's methods."""
-    try:
-      methods = {
-        name: (_layout(inputs), _layout(outputs))
-        for name, (inputs, outputs) in welcome["methods"].items()
-      }
-    except (AttributeError, KeyError, TypeError, ValueError):
-      raise calls.bad_welcome("the layouts of methods", welcome) from None
     if methods == self._methods:
       return
+    server = serving.Server(self._address, self._max_streams)
+    for name, layouts in methods.items():
+      inputs, outputs = map(_layout, layouts)
+      open_call = functools.partial(self._open, name, inputs)
+      server.bind_batched(name, open_call, inputs, outputs)
     if self._server is not None:
       self._server.stop()
-    self._methods = methods
-    self._server = serving.Server(self._address, self._max_streams)
-    for name, layouts in methods.items():
-      open_call = functools.partial(self._open, name, layouts[0])
-      self._server.bind_batched(name, open_call, *layouts)
-    self._server.start()
+    server.start()
+    self._methods, self._server = methods, server
 
   def _open(
     self, name: str, inputs: array_layout.Layout, hello: Mapping[str, Any]
@@ -116,58 +112,47 @@ class Relay:
       if self._sender is None:
         raise _away()
       number = next(self._numbers)
-      call = self._calls[number] = _Call(
-        name,
-        functools.partial(self._sender.put, number),
-        functools.partial(self._calls.pop, number, None),
-      )
-    return call.opened({**inputs.to_json(), "hello": dict(hello), "pipe": True})
+      send = functools.partial(self._sender.put, number)
+      call = self._calls[number] = _Call(name, send)
+    handshake = {**inputs.to_json(), "hello": dict(hello), "pipe": True}
+    text = f"{calls.PATH_PREFIX}{name}\n{json.dumps(handshake)}"
+    send(bundles.OPEN, text.encode())
+    call.welcome = call.accepted.result()
+    return call
 
 
 class _Call:
-  """A call of a client, as a session of the relay's server."""
+  """A call of a client, as a session of the relay's server.
 
-  def __init__(
-    self,
-    name: str,
-    send: Callable[[int, array_layout.Buffer], None],
-    forget: Callable[[], object],
-  ) -> None:
+  Attributes:
+    accepted: the learner's welcome, or its refusal.
+  """
+
+  def __init__(self, name: str, send: Callable[..., None]) -> None:
     self.welcome: Mapping[str, Any] = {}
+    self.accepted: futures.Future[Mapping[str, Any]] = futures.Future()
+    # The reason for which the learner has ended the call; None is OK.
+    self._ended: futures.Future[calls.Refusal | None] = futures.Future()
     self._name = name
     self._send = send
-    self._forget = forget
-    self._answered = threading.Event()
-    self._lock = threading.Lock()
     self._request: serving.Request | None = None
-    self._end: Callable[[calls.Refusal | None], None] | None = None
-    self._is_over = False
-    self._reason: calls.Refusal | None = None
-
-  def opened(self, handshake: Mapping[str, Any]) -> "_Call":
-    """Opens the call at the learner; raises Refusal as the learner does."""
-    text = f"{calls.PATH_PREFIX}{self._name}\n{json.dumps(handshake)}"
-    self._send(bundles.OPEN, text.encode())
-    self._answered.wait()
-    if self._is_over:
-      raise self._reason or _away()
-    return self
+    self._is_closed = False
 
   def attach(self, end: Callable[[calls.Refusal | None], None]) -> None:
     """Takes the function that ends the client's stream."""
-    with self._lock:
-      self._end, is_over = end, self._is_over
-    if is_over:
-      end(self._reason)
+
+    def end_if_open(ended: futures.Future[calls.Refusal | None]) -> None:
+      if not self._is_closed:
+        end(ended.result())
+
+    self._ended.add_done_callback(end_if_open)
 
   def receive(self, request: serving.Request) -> None:
     """Sends a request to the learner."""
-    with self._lock:
-      self._request, is_over = request, self._is_over
-    if is_over:
-      request.refuse(self._reason or _away())
-    else:
-      self._send(bundles.MESSAGE, request.message)
+    self._request = request
+    if self._is_closed:
+      request.refuse(_away())
+    self._send(bundles.MESSAGE, request.message)
 
   def take(self, kind: int, content: memoryview) -> None:
     """Takes a frame from the learner."""
@@ -176,32 +161,26 @@ class _Call:
       if request is not None:
         request.reply(bytes(content))
     elif kind == bundles.ACCEPT:
-      self.welcome = json.loads(bytes(content))["welcome"]
-      self._answered.set()
+      self.accepted.set_result(json.loads(bytes(content))["welcome"])
     elif kind == bundles.END:
       status = json.loads(bytes(content))
-      reason = calls.Refusal(
-        grpc.StatusCode[status["code"]],
-        status["details"].removeprefix(f"{self._name}: "),
-      )
-      self.end(None if reason.code is grpc.StatusCode.OK else reason)
+      code = grpc.StatusCode[status["code"]]
+      details = status["details"].removeprefix(f"{self._name}: ")
+      is_ok = code is grpc.StatusCode.OK
+      self.end(None if is_ok else calls.Refusal(code, details))
 
   def end(self, reason: calls.Refusal | None) -> None:
     """Ends the client's call; a reason of None is OK."""
-    self._forget()
-    with self._lock:
-      self._is_over, self._reason = True, reason
-      request, self._request, end = self._request, None, self._end
-    self._answered.set()
-    if request is not None and reason is not None:
-      request.refuse(reason)
-    elif end is not None:
-      end(reason)
+    if not self.accepted.done():
+      self.accepted.set_exception(reason or _away())
+    self._ended.set_result(reason)
 
   def close(self) -> None:
     """Ends the call at the learner, because the client's stream has ended."""
-    self._forget()
-    self._send(bundles.END, b"")
+    self._is_closed = True
+    self._send(bundles.END)
+    if (request := self._request) is not None:
+      request.refuse(_away())
 
 
 def _layout(json_layout: Mapping[str, Any]) -> array_layout.Layout:
