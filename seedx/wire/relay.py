@@ -5,9 +5,11 @@ all calls to the learner, over one stream. Its clients need neither TLS nor a
 token, because the relay has them.
 """
 
+import dataclasses
 import functools
 import itertools
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -15,7 +17,51 @@ from typing import Any
 
 import grpc
 
-from seedx.wire import array_layout, bundles, calls, clients, serving
+from seedx.wire import (
+  array_layout,
+  authentication,
+  bundles,
+  calls,
+  clients,
+  reconnect,
+  serving,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The work of a process that is a relay.
+
+  Attributes:
+    address: address of the learner.
+    path: path of the socket for the clients; its directory is made.
+    max_streams: maximum number of simultaneous calls of each method.
+    security: TLS and token of the run.
+  """
+
+  address: str
+  path: str
+  max_streams: int
+  security: authentication.Security = authentication.LOCAL
+
+
+def run(config: Config, stop: threading.Event) -> None:
+  """Relays calls until the learner's work is over; waits while it is away.
+
+  Raises:
+    WireError: the learner refuses the relay.
+    types.ConfigError: the address or `security` cannot be used.
+  """
+  os.makedirs(os.path.dirname(config.path), 0o700, exist_ok=True)
+  relay = Relay(f"unix:{config.path}", config.max_streams)
+  reconnect.until_done(
+    config.address,
+    lambda client: relay.run(client, stop),
+    stop,
+    "relay",
+    security=config.security,
+  )
+  relay.close()
 
 
 class Relay:
