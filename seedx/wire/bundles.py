@@ -5,6 +5,7 @@ A process that relays the calls of its machine opens the stream `BUNDLES`, see
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import queue
@@ -90,37 +91,25 @@ def frames(bundle: np.ndarray) -> Iterator[tuple[int, int, memoryview]]:
     offset = start + size + -size % array_layout.ALIGNMENT_BYTES
 
 
+@dataclasses.dataclass(eq=False)
 class Machine:
   """The server's session of the stream of one machine; thread-safe.
 
   Attributes:
-    welcome: see `serving.Session`.
+    welcome: JSON object for the machine; see `serving.Session`.
+    handle: function that serves a call of a path until the iteration's end.
+    submit: function that runs another one on a thread.
+    max_calls: maximum number of simultaneous calls.
+    max_handshake_bytes: maximum number of bytes of a call's handshake.
   """
 
-  def __init__(
-    self,
-    welcome: Mapping[str, Any],
-    handle: "Callable[[str, Call], Iterable[bytes]]",
-    submit: Callable[..., futures.Future[None]],
-    max_calls: int,
-    max_handshake_bytes: int,
-  ) -> None:
-    """Starts without calls.
-
-    Args:
-      welcome: JSON object for the machine.
-      handle: function that serves a call of a path until the iteration's end.
-      submit: function that runs another one on a thread.
-      max_calls: maximum number of simultaneous calls.
-      max_handshake_bytes: maximum number of bytes of a call's handshake.
-    """
-    self.welcome = welcome
-    self._handle = handle
-    self._submit = submit
-    self._max_calls = max_calls
-    self._max_handshake_bytes = max_handshake_bytes
-    self._sender = Sender()
-    self._calls: dict[int, Call] = {}
+  welcome: Mapping[str, Any]
+  handle: "Callable[[str, Call], Iterable[bytes]]"
+  submit: Callable[..., "futures.Future[None]"]
+  max_calls: int
+  max_handshake_bytes: int
+  _sender: Sender = dataclasses.field(default_factory=Sender)
+  _calls: "dict[int, Call]" = dataclasses.field(default_factory=dict)
 
   def serve(self, requests: Iterable[bytes], peer: str) -> Iterator[bytes]:
     """Serves the calls in bundles; yields bundles until `close`.
@@ -130,7 +119,7 @@ class Machine:
     Raises:
       MessageError: a bundle is malformed; all calls have ended.
     """
-    received = self._submit(self._receive, requests, peer)
+    received = self.submit(self._receive, requests, peer)
     received.add_done_callback(lambda _: self.close())
     yield from map(LAYOUT.encode, self._sender.bundles())
     if received.done():
@@ -168,10 +157,10 @@ class Machine:
   def _open(self, number: int, content: bytes, peer: str) -> None:
     path, _, handshake = content.partition(b"\n")
     send = functools.partial(self._sender.put, number)
-    is_full = len(self._calls) >= self._max_calls
-    if is_full or len(handshake) > self._max_handshake_bytes:
-      limits = f"{self._max_calls} calls, each with a handshake of at most"
-      reason = f"expected at most {limits} {self._max_handshake_bytes} bytes"
+    is_full = len(self._calls) >= self.max_calls
+    if is_full or len(handshake) > self.max_handshake_bytes:
+      limits = f"{self.max_calls} calls, each with a handshake of at most"
+      reason = f"expected at most {limits} {self.max_handshake_bytes} bytes"
       send(END, end_of(grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
       return
     call = self._calls[number] = Call(handshake, peer, send)
@@ -179,7 +168,7 @@ class Machine:
     def serve() -> None:
       status = grpc.StatusCode.INTERNAL, "the call failed"
       try:
-        for _ in self._handle(path.decode(errors="replace"), call):
+        for _ in self.handle(path.decode(errors="replace"), call):
           pass  # The call sends its replies itself.
         status = grpc.StatusCode.OK, ""
       except calls.Refusal as refused:
@@ -188,7 +177,7 @@ class Machine:
         del self._calls[number]
         send(END, end_of(*status))
 
-    self._submit(serve)
+    self.submit(serve)
 
 
 class Call:

@@ -84,10 +84,8 @@ class Relay:
     self._server: serving.Server | None = None
     self._numbers = itertools.count()
     self._calls: dict[int, _Call] = {}
-    self._changed = threading.Condition()
-    # Queue of the frames for the learner; None while it is away.
-    self._sender: bundles.Sender | None = None
-    self._is_over = False
+    # The queue of frames for the learner, once it is there.
+    self._learner: futures.Future[bundles.Sender] = futures.Future()
 
   def run(self, client: clients.Client, leave: threading.Event) -> None:
     """Relays calls to a server until its work is over; then clients see that.
@@ -104,9 +102,7 @@ class Relay:
     )
     try:
       self._listen(stream.welcome["methods"])
-      with self._changed:
-        self._sender = sender
-        self._changed.notify_all()
+      self._learner.set_result(sender)
       for bundle in stream:
         for number, kind, content in bundles.frames(bundle):
           find = self._calls.pop if kind == bundles.END else self._calls.get
@@ -116,22 +112,19 @@ class Relay:
       raise calls.WireError(
         grpc.StatusCode.INTERNAL, f"{bundles.BUNDLES}: {error!r:.200}"
       ) from error
-    else:
-      if not leave.is_set():
-        self.close()
     finally:
       stream.close()
       sender.end()
-      with self._changed:
-        self._sender, left, self._calls = None, self._calls, {}
-      for call in left.values():
-        call.end(_away())
+      self._learner = futures.Future()
+      while self._calls:
+        self._calls.popitem()[1].end(_away())
+    if not leave.is_set():
+      self.close()
 
   def close(self) -> None:
     """Ends all calls like a server whose work is over."""
-    with self._changed:
-      self._is_over = True
-      self._changed.notify_all()
+    if not self._learner.done():
+      self._learner.set_exception(_away())
     if self._server is not None:
       self._server.stop()
 
@@ -152,14 +145,13 @@ class Relay:
   def _open(
     self, name: str, inputs: array_layout.Layout, hello: Mapping[str, Any]
   ) -> "_Call":
-    with self._changed:
-      # Clients do not try in vain, nor print that the learner is away.
-      self._changed.wait_for(lambda: self._sender is not None or self._is_over)
-      if self._sender is None:
-        raise _away()
-      number = next(self._numbers)
-      send = functools.partial(self._sender.put, number)
-      call = self._calls[number] = _Call(name, send)
+    learner = self._learner
+    # Clients do not try in vain, nor print that the learner is away.
+    sender, number = learner.result(), next(self._numbers)
+    send = functools.partial(sender.put, number)
+    call = self._calls[number] = _Call(name, send)
+    if learner is not self._learner:  # `run` may not have found the call.
+      raise _away()
     handshake = {**inputs.to_json(), "hello": dict(hello), "pipe": True}
     text = f"{calls.PATH_PREFIX}{name}\n{json.dumps(handshake)}"
     send(bundles.OPEN, text.encode())
@@ -167,22 +159,29 @@ class Relay:
     return call
 
 
+@dataclasses.dataclass(eq=False)
 class _Call:
   """A call of a client, as a session of the relay's server.
 
   Attributes:
+    name: name of the method.
+    send: function of a kind and a content, which sends a frame.
+    welcome: see `serving.Session`.
     accepted: the learner's welcome, or its refusal.
+    ended: the reason for which the learner has ended the call; None is OK.
   """
 
-  def __init__(self, name: str, send: Callable[..., None]) -> None:
-    self.welcome: Mapping[str, Any] = {}
-    self.accepted: futures.Future[Mapping[str, Any]] = futures.Future()
-    # The reason for which the learner has ended the call; None is OK.
-    self._ended: futures.Future[calls.Refusal | None] = futures.Future()
-    self._name = name
-    self._send = send
-    self._request: serving.Request | None = None
-    self._is_closed = False
+  name: str
+  send: Callable[..., None]
+  welcome: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  accepted: "futures.Future[Mapping[str, Any]]" = dataclasses.field(
+    default_factory=futures.Future
+  )
+  ended: "futures.Future[calls.Refusal | None]" = dataclasses.field(
+    default_factory=futures.Future
+  )
+  _request: serving.Request | None = None
+  _is_closed: bool = False
 
   def attach(self, end: Callable[[calls.Refusal | None], None]) -> None:
     """Takes the function that ends the client's stream."""
@@ -191,14 +190,14 @@ class _Call:
       if not self._is_closed:
         end(ended.result())
 
-    self._ended.add_done_callback(end_if_open)
+    self.ended.add_done_callback(end_if_open)
 
   def receive(self, request: serving.Request) -> None:
     """Sends a request to the learner."""
     self._request = request
     if self._is_closed:
       request.refuse(_away())
-    self._send(bundles.MESSAGE, request.message)
+    self.send(bundles.MESSAGE, request.message)
 
   def take(self, kind: int, content: memoryview) -> None:
     """Takes a frame from the learner."""
@@ -211,7 +210,7 @@ class _Call:
     elif kind == bundles.END:
       status = json.loads(bytes(content))
       code = grpc.StatusCode[status["code"]]
-      details = status["details"].removeprefix(f"{self._name}: ")
+      details = status["details"].removeprefix(f"{self.name}: ")
       is_ok = code is grpc.StatusCode.OK
       self.end(None if is_ok else calls.Refusal(code, details))
 
@@ -219,12 +218,12 @@ class _Call:
     """Ends the client's call; a reason of None is OK."""
     if not self.accepted.done():
       self.accepted.set_exception(reason or _away())
-    self._ended.set_result(reason)
+    self.ended.set_result(reason)
 
   def close(self) -> None:
     """Ends the call at the learner, because the client's stream has ended."""
     self._is_closed = True
-    self._send(bundles.END)
+    self.send(bundles.END)
     if (request := self._request) is not None:
       request.refuse(_away())
 

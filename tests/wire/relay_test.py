@@ -80,7 +80,7 @@ class Machine:
 
     self.thread = threading.Thread(target=run, daemon=True)
     self.thread.start()
-    running.wait_until(lambda: self.relay._sender)
+    running.wait_until(lambda: self.relay._learner.done())
 
   def connect(self, name="double", **hello):
     """Returns an exchange and its session."""
@@ -233,7 +233,7 @@ def test_clients_of_a_relay_that_leaves_try_again(machine):
   running.wait_until(lambda: session.requests)
   idle, _ = machine.connect()
   machine.leave.set()
-  machine.relay._sender.end()
+  machine.relay._learner.result().end()
   machine.thread.join(300)
   for each in (exchange, idle):
     assert status_of(each)[0] is Code.UNAVAILABLE
@@ -433,7 +433,7 @@ def test_the_relay_alone_tries_to_reach_a_server_that_was_killed(
     thread.start()
   running.wait_until(lambda: min(results) > 2)
   process.kill()
-  running.wait_until(lambda: relays._sender is None)
+  running.wait_until(lambda: not relays._learner.done())
   before, results[:] = len(tries), [0] * 3
   running.wait_until(lambda: len(tries) > before + 2)
   serve(address)
