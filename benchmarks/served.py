@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from benchmarks import actors
-from seedx import metrics, types, wire
+from seedx import metrics, types
 from seedx.acting import (
   inference,
   inference_server,
