@@ -108,6 +108,7 @@ class Machine:
   submit: Callable[..., "futures.Future[None]"]
   max_calls: int
   max_handshake_bytes: int
+  _peer: str = ""
   _sender: Sender = dataclasses.field(default_factory=Sender)
   _calls: "dict[int, Call]" = dataclasses.field(default_factory=dict)
 
@@ -119,7 +120,8 @@ class Machine:
     Raises:
       MessageError: a bundle is malformed; all calls have ended.
     """
-    received = self.submit(self._receive, requests, peer)
+    self._peer = peer
+    received = self.submit(self._receive, requests)
     received.add_done_callback(lambda _: self.close())
     yield from map(LAYOUT.encode, self._sender.bundles())
     if received.done():
@@ -129,22 +131,20 @@ class Machine:
     """Ends the bundles after the frames that wait."""
     self._sender.end()
 
-  def _receive(self, requests: Iterable[bytes], peer: str) -> None:
+  def _receive(self, requests: Iterable[bytes]) -> None:
     try:
       with contextlib.suppress(grpc.RpcError):  # The machine has left.
         for bundle in requests:
           for frame in frames(LAYOUT.decode(bundle)):
-            self._take(*frame, peer)
+            self._take(*frame)
     finally:
       for call in list(self._calls.values()):
         call.leave()
 
-  def _take(
-    self, number: int, kind: int, content: memoryview, peer: str
-  ) -> None:
+  def _take(self, number: int, kind: int, content: memoryview) -> None:
     call = self._calls.get(number)
     if kind == OPEN and call is None:
-      self._open(number, bytes(content), peer)
+      self._open(number, bytes(content))
     elif call is not None and kind == MESSAGE:
       call.arrive(content)
     elif call is not None and kind == END:
@@ -154,7 +154,7 @@ class Machine:
         f"expected a message of call {number}, found a frame of kind {kind}"
       )
 
-  def _open(self, number: int, content: bytes, peer: str) -> None:
+  def _open(self, number: int, content: bytes) -> None:
     path, _, handshake = content.partition(b"\n")
     send = functools.partial(self._sender.put, number)
     is_full = len(self._calls) >= self.max_calls
@@ -163,7 +163,7 @@ class Machine:
       reason = f"expected at most {limits} {self.max_handshake_bytes} bytes"
       send(END, end_of(grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
       return
-    call = self._calls[number] = Call(handshake, peer, send)
+    call = self._calls[number] = Call(handshake, self._peer, send)
 
     def serve() -> None:
       status = grpc.StatusCode.INTERNAL, "the call failed"
