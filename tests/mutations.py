@@ -461,6 +461,9 @@ bundled-handshakes-of-any-size wire/bundles.py wire/relay
 a-relay-that-leaves-ends-the-run wire/relay.py wire/relay
 - if not leave.is_set():
 + if True:
+calls-of-a-learner-that-left wire/relay.py wire/relay
+- if learner is not self._learner:
++ if False:
 actors-end-with-the-learner app/machine.py launch/join
 - self._actors is not None and assignment == self._assignment
 + False

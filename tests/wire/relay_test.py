@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -201,6 +202,31 @@ def test_the_death_of_a_client_closes_its_session_only(machine):
   other_session.answer()
   assert other.receive()[0, 0] == 2
   assert not other_session.closed
+
+
+def test_a_client_without_a_pipe_that_leaves_keeps_no_thread(machine):
+  with (
+    wire.Client(machine.address) as client,
+    pytest.raises(wire.WireError, match="DEADLINE_EXCEEDED"),
+  ):
+    client.call("double", rows(1), LAYOUT, LAYOUT, timeout_seconds=0.5)
+  (session,) = machine.sessions
+  running.wait_until(lambda: session.closed)
+  method = machine.relay._server._methods["double"]
+  running.wait_until(lambda: not method.num_streams())
+
+
+def test_a_call_whose_learner_leaves_as_it_opens_is_refused():
+  relays, learner = relay.Relay("unix:/relay", 1), mock.Mock()
+  relays._learner = learner
+
+  def leaves():
+    relays._learner = None
+    return mock.Mock(put=mock.Mock(side_effect=AssertionError))
+
+  learner.result = leaves
+  with pytest.raises(wire.Refusal, match="UNAVAILABLE: the learner is away"):
+    relays._open("double", LAYOUT, {})
 
 
 def test_a_silent_client_loses_its_place_even_between_requests(tmp_path, stack):
