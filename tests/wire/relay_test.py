@@ -216,7 +216,7 @@ def test_a_client_without_a_pipe_that_leaves_keeps_no_thread(machine):
   running.wait_until(lambda: not method.num_streams())
 
 
-def test_a_call_whose_learner_leaves_as_it_opens_is_refused():
+def test_a_call_is_refused_if_the_learner_has_left_meanwhile():
   relays, learner = relay.Relay("unix:/relay", 1), mock.Mock()
   relays._learner = learner
 
