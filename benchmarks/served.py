@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from benchmarks import actors
-from seedx import metrics, types, wire
+from seedx import metrics, types
 from seedx.acting import (
   inference,
   inference_server,
@@ -199,12 +199,8 @@ def relay_calls(
   Sends "ready" when it relays. The answer to any question is the CPU seconds of
   this process.
   """
-  relaying, stop = relay.Relay(f"unix:{path}", number), threading.Event()
-
-  def run() -> None:
-    wire.until_done(address, lambda x: relaying.run(x, stop), stop, "relay")
-
-  threading.Thread(target=run, daemon=True).start()
+  work = relay.Config(address, path, number), threading.Event()
+  threading.Thread(target=relay.run, args=work, daemon=True).start()
   while not os.path.exists(path):
     time.sleep(0.01)
   asked.send("ready")

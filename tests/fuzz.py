@@ -251,16 +251,11 @@ def stream_of(rng, method):
 # Sending
 
 
-class _Aborted(Exception):
-  pass
-
-
 class _Context:
   """The part of `grpc.ServicerContext` that the server uses."""
 
   def __init__(self, text):
     self._metadata = ((calls.METADATA_KEY, text),)
-    self.code = Code.OK
 
   def invocation_metadata(self):
     return self._metadata
@@ -274,11 +269,6 @@ class _Context:
   def send_initial_metadata(self, metadata):
     pass
 
-  def abort(self, code, message):
-    message.encode()
-    self.code = code
-    raise _Aborted
-
 
 def send_here(server, method, text, frames):
   """Serves a stream without gRPC; returns its status."""
@@ -289,9 +279,10 @@ def send_here(server, method, text, frames):
   try:
     for _ in stream.serve(iter(frames)):
       pass
-  except _Aborted:
-    pass
-  return context.code
+  except wire.Refusal as refused:
+    refused.message.encode()
+    return refused.code
+  return Code.OK
 
 
 def send_over(channel, method, text, frames):

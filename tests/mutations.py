@@ -450,20 +450,23 @@ full-servers-count-as-missing wire/reconnect.py wire/reconnect
 - client.was_accepted or error.code is StatusCode.RESOURCE_EXHAUSTED
 + client.was_accepted
 requests-before-the-reply wire/bundles.py wire/relay
-- not self._received.empty()
-+ False
+- if self._is_asked:
++ if False:
 bundles-of-any-size wire/bundles.py wire/relay
 - size < BUNDLE_BYTES and not
 + not
 bundled-handshakes-of-any-size wire/bundles.py wire/relay
-- is_full or len(handshake) > self._max_handshake_bytes
+- is_full or len(handshake) > self.max_handshake_bytes
 + is_full
 a-relay-that-leaves-ends-the-run wire/relay.py wire/relay
 - if not leave.is_set():
 + if True:
-actors-end-with-the-learner app/machine.py launch/join
-- if assignment == self._assignment:
+calls-of-a-learner-that-left wire/relay.py wire/relay
+- if learner is not self._learner:
 + if False:
+actors-end-with-the-learner app/machine.py launch/join
+- self._actors is not None and assignment == self._assignment
++ False
 messages-of-any-size wire/unix_pipe.py wire/unix_pipe
 - if size > self._max_bytes:
 + if False:

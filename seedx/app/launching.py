@@ -9,7 +9,7 @@ from seedx import envs, wire
 from seedx.app import scratch
 from seedx.app.runs import records
 from seedx.app.settings import configs
-from seedx.launch import admission, instances, ray_cluster, ray_relays, topology
+from seedx.launch import admission, instances, ray_cluster, topology
 from seedx.runtime import hangs, process
 
 
@@ -54,9 +54,9 @@ def launched(
     nodes = dataclasses.replace(config, address=reached).nodes()
     code = envs.code_in(_shared_options(config, record))
     placed = ray_cluster.on_cluster(nodes, reached, config.security, code)
-    count = sum(node.count for node in nodes)
-    relays = ray_relays.Relays(reached, config.security, count)
-    tasks = ray_cluster.Tasks(placed, config.launching, cluster, relays)
+    tasks = ray_cluster.Tasks(
+      placed, config.launching, cluster, reached, config.security
+    )
     return config, nodes, tasks
   except BaseException:
     cluster.leave()

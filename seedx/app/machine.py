@@ -1,6 +1,7 @@
 """Several actors of one machine, which join a run over one stream."""
 
 import threading
+from concurrent import futures
 
 from seedx import types, wire
 from seedx.app import part, scratch
@@ -37,26 +38,20 @@ class Machine:
       types.ConfigError: a process cannot do its work, or dies too often.
       wire.WireError: the connection to the learner failed.
     """
-    failures: list[wire.WireError] = []
-
-    def send_and_receive() -> None:
+    with (
+      futures.ThreadPoolExecutor(1) as pool,
+      wire.Client(self._address, self._security) as client,
+    ):
+      relaying = pool.submit(self._relay.run, client, ended)
       try:
-        self._relay.run(client, ended)
-      except wire.WireError as failure:
-        failures.append(failure)
-
-    with wire.Client(self._address, self._security) as client:
-      thread = threading.Thread(target=send_and_receive, daemon=True)
-      thread.start()
-      try:
-        self._start(assignment)
-        while thread.is_alive() and not ended.wait(_LOOK_SECONDS):
-          self._check()
+        actors = self._started(assignment)
+        while not (relaying.done() or ended.wait(_LOOK_SECONDS)):
+          actors.check()
+      except instances.DiedError as error:
+        raise types.ConfigError(str(error)) from error
       finally:
         ended.set()
-    thread.join()
-    if failures:
-      raise failures[0]
+    relaying.result()
 
   def close(self) -> None:
     """Ends all processes."""
@@ -65,10 +60,10 @@ class Machine:
     self._relay.close()
     self._folder.cleanup()
 
-  def _start(self, assignment: joining.Welcome) -> None:
-    """Starts the processes, unless they have this assignment already."""
-    if assignment == self._assignment:
-      return
+  def _started(self, assignment: joining.Welcome) -> instances.Instances:
+    """Returns the processes, which are started for each new assignment."""
+    if self._actors is not None and assignment == self._assignment:
+      return self._actors
     if self._actors is not None:
       self._actors.stop()
     node = topology.Node(
@@ -80,10 +75,4 @@ class Machine:
     )
     self._actors = instances.Processes([node], self._folder.name)
     self._assignment = assignment
-
-  def _check(self) -> None:
-    assert self._actors is not None
-    try:
-      self._actors.check()
-    except instances.DiedError as error:
-      raise types.ConfigError(str(error)) from error
+    return self._actors

@@ -82,9 +82,15 @@ class Instances:
       types.ConfigError: a node cannot be sent to another process.
     """
     self.restarts = 0
-    traces = _Traces()
-    self._instances = [
-      _Instance(node, topology.message(node, folder), start, traces)
+    self._start = start
+    self._traces = _Traces()
+    self._instances: list[_Instance] = []
+    self.add(all_nodes, folder)
+
+  def add(self, all_nodes: list[topology.Node], folder: str = "") -> None:
+    """Starts all instances of more nodes; see `__init__`."""
+    self._instances += [
+      _Instance(node, topology.message(node, folder), self._start, self._traces)
       for node in all_nodes
       for _ in range(node.count)
     ]

@@ -22,16 +22,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from seedx import signals, types, wire
-from seedx.launch import instances, joining, ray_relays, topology
+from seedx.launch import instances, joining, topology
 from seedx.launch.config import Config
+from seedx.wire import relay
 
 _LOOK_SECONDS = 0.2
 _CONNECT_SECONDS = 10.0
+# Time for a process to end before it is killed.
+_END_SECONDS = 1.0
 _TOKEN = "RAY_AUTH_TOKEN"
 # The address that means a new cluster; see `Config.ray_address`.
 _LOCAL = "local"
 
 _MAX_FOLDER_BYTES = 40
+# The role of a relay is this and the ID of its machine.
+_RELAY = "relay-"
 
 T = TypeVar("T")
 
@@ -89,39 +94,61 @@ class Cluster:
 
 
 class Tasks(instances.Instances):
-  """The instances of some nodes as tasks of a Ray cluster."""
+  """The instances of some nodes as tasks of a Ray cluster.
+
+  Each machine that the cluster has at the start also has a relay. Nodes that
+  listen connect to the learner themselves, and so do nodes on other machines.
+  """
 
   def __init__(
     self,
     all_nodes: list[topology.Node],
     config: Config,
     cluster: "Cluster",
-    relays: ray_relays.Relays,
+    address: str,
+    security: wire.Security,
   ) -> None:
     """Starts all instances of the nodes; `stop` leaves the cluster.
 
-    Nodes that listen connect to the learner themselves, the others to a relay
-    if their machine has one.
+    Args:
+      all_nodes: the nodes.
+      config: the resources of an instance.
+      cluster: the cluster.
+      address: address of the learner.
+      security: TLS and token of the run.
 
     Raises:
       types.ConfigError: a node cannot be sent to another process.
     """
-    self._cluster, self._relays = cluster, relays
+    self._cluster = cluster
     resources = {"CPU": 1, **config.actor_resources}
     play = _remote(_play, resources, max_retries=0)
+    play_there = _remote(_play, {"CPU": 0}, max_retries=0)
+    on_machine = ray().util.scheduling_strategies.NodeAffinitySchedulingStrategy
     listen = {x.role for x in all_nodes if isinstance(x.config, Listening)}
+    # Ray, too, writes to /tmp; another directory's path may be too long.
+    name = f"/tmp/seedx-{secrets.token_hex(8)}"
+    machines = [x["NodeID"] for x in ray().nodes() if x["Alive"]]
+    paths = {x: f"{name}-{x:.8}/learner" for x in machines}
 
     def start(role: str, message: bytes) -> _Task:
-      return _Task(
-        play, role, message, {} if role in listen else relays.by_node
-      )
+      if role.startswith(_RELAY):
+        there = on_machine(role.removeprefix(_RELAY), soft=False)
+        play_here = play_there.options(scheduling_strategy=there)
+        return _Task(play_here, role, message, {})
+      return _Task(play, role, message, {} if role in listen else paths)
 
-    super().__init__(all_nodes, start)
+    super().__init__([], start)
+    count = sum(x.count for x in all_nodes)
+    for machine, path in paths.items():
+      work = relay.Config(address, path, count, security)
+      node = topology.Node(_RELAY + machine, relay.run, work)
+      self.add([node], os.path.dirname(path))
+    self.add(all_nodes)
 
   def stop(self, timeout_seconds: float = 2.0) -> None:
     """Ends all instances, and leaves the cluster."""
     super().stop(timeout_seconds)
-    self._relays.close()
     self._cluster.leave()
 
 
@@ -396,20 +423,30 @@ def _free_port(host: str) -> int:
 
 
 def _play(
-  role: str, message: bytes, relays: Mapping[str, Any]
+  role: str, message: bytes, relays: Mapping[str, str]
 ) -> tuple[int, str]:
-  """Runs a node on this machine; returns the exit status and the error."""
-  process = instances.Process(role, message, ray_relays.address_here(relays))
-  while (status := process.status()) is None:
+  """Runs a node on this machine; returns the exit status and the error.
+
+  `relays` has the path of each relay by the ID of its machine.
+  """
+  path = relays.get(ray().get_runtime_context().get_node_id(), "")
+  while path and not os.path.exists(path):
     time.sleep(_LOOK_SECONDS)
-  return status, process.last_error()
+  process = instances.Process(role, message, path and f"unix:{path}")
+  try:
+    while (status := process.status()) is None:
+      time.sleep(_LOOK_SECONDS)
+    return status, process.last_error()
+  finally:  # `_Task.leave` interrupts the loop.
+    process.leave()
+    process.end(_END_SECONDS)
 
 
 class _Task:
   """A task that runs a node, see `instances.Running`."""
 
   def __init__(
-    self, play: Any, role: str, message: bytes, relays: Mapping[str, Any]
+    self, play: Any, role: str, message: bytes, relays: Mapping[str, str]
   ) -> None:
     self._result = play.remote(role, message, relays)
     self._error = ""
@@ -422,6 +459,8 @@ class _Task:
     try:
       status, self._error = ray().get(self._result)
       return status
+    except ray().exceptions.TaskUnschedulableError:
+      return 0  # The machine of this relay has left the cluster.
     except ray().exceptions.RayError as error:
       # The machine or Ray's process has died, which is not the node's fault.
       self._error = _in_short(error)
@@ -431,7 +470,8 @@ class _Task:
     return self._error
 
   def leave(self) -> None:
-    ray().cancel(self._result, force=True)
+    ray().cancel(self._result)
 
   def end(self, timeout_seconds: float) -> None:
     ray().wait([self._result], timeout=timeout_seconds)
+    ray().cancel(self._result, force=True)

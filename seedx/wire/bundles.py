@@ -4,13 +4,15 @@ A process that relays the calls of its machine opens the stream `BUNDLES`, see
 `relay`. `seedx.wire` specifies the frames of a bundle.
 """
 
+import contextlib
+import dataclasses
 import functools
 import json
 import queue
 import struct
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from typing import Any
 
 import grpc
 import numpy as np
@@ -28,17 +30,7 @@ _FRAME = struct.Struct("<IIII")
 
 Frame = Sequence[array_layout.Buffer]
 
-
-class _Layout(array_layout.Layout):
-  """The layout of bundles, which `encode` joins from parts of frames."""
-
-  def encode(self, nest: Sequence[array_layout.Buffer]) -> bytes:
-    size, header = sum(map(len, nest)), array_layout.HEADER
-    fields = array_layout.MAGIC, array_layout.PROTOCOL, 0, size
-    return b"".join([header.pack(*fields, header.size + size), *nest])
-
-
-LAYOUT = _Layout(
+LAYOUT = array_layout.Layout(
   (array_layout.Column("", "|u1", ()),),
   array_layout.MAX_MESSAGE_BYTES - (1 << 10),
   structure=0,
@@ -63,8 +55,8 @@ class Sender:
     """Ends the bundles, after the frames that were added before."""
     self._frames.put(None)
 
-  def bundles(self) -> Iterator[list[array_layout.Buffer]]:
-    """Yields parts of bundles: each time, all frames that wait."""
+  def bundles(self) -> Iterator[np.ndarray]:
+    """Yields bundles: each time, all frames that wait."""
     for first in iter(self._frames.get, None):
       parts, size = [*first], len(first[1])
       while size < BUNDLE_BYTES and not self._frames.empty():
@@ -74,7 +66,7 @@ class Sender:
           break
         parts += frame
         size += len(frame[1])
-      yield parts
+      yield np.frombuffer(b"".join(parts), np.uint8)
 
 
 def frames(bundle: np.ndarray) -> Iterator[tuple[int, int, memoryview]]:
@@ -99,70 +91,62 @@ def frames(bundle: np.ndarray) -> Iterator[tuple[int, int, memoryview]]:
     offset = start + size + -size % array_layout.ALIGNMENT_BYTES
 
 
+@dataclasses.dataclass(eq=False)
 class Machine:
-  """The server's end of the stream of one machine; thread-safe.
+  """The server's session of the stream of one machine; thread-safe.
 
   Attributes:
-    sender: queue of the frames for the machine.
+    welcome: JSON object for the machine; see `serving.Session`.
+    handle: function that serves a call of a path until the iteration's end.
+    submit: function that runs another one on a thread.
+    max_calls: maximum number of simultaneous calls.
+    max_handshake_bytes: maximum number of bytes of a call's handshake.
   """
 
-  def __init__(
-    self,
-    peer: str,
-    handle: "Callable[[str, Call], None]",
-    submit: Callable[[Callable[[], None]], object],
-    max_calls: int,
-    max_handshake_bytes: int,
-  ) -> None:
-    """Starts without calls.
+  welcome: Mapping[str, Any]
+  handle: "Callable[[str, Call], Iterable[bytes]]"
+  submit: Callable[..., "futures.Future[None]"]
+  max_calls: int
+  max_handshake_bytes: int
+  _peer: str = ""
+  _sender: Sender = dataclasses.field(default_factory=Sender)
+  _calls: "dict[int, Call]" = dataclasses.field(default_factory=dict)
 
-    Args:
-      peer: address of the machine.
-      handle: function that serves a call of a path until its end.
-      submit: function that runs another one on a thread.
-      max_calls: maximum number of simultaneous calls.
-      max_handshake_bytes: maximum number of bytes of a call's handshake.
-    """
-    self.sender = Sender()
-    self._peer = peer
-    self._handle = handle
-    self._submit = submit
-    self._max_calls = max_calls
-    self._max_handshake_bytes = max_handshake_bytes
-    self._calls: dict[int, Call] = {}
-    self._failure: array_layout.MessageError | None = None
+  def serve(self, requests: Iterable[bytes], peer: str) -> Iterator[bytes]:
+    """Serves the calls in bundles; yields bundles until `close`.
 
-  def serve(self, requests: Iterable[bytes]) -> Iterator[bytes]:
-    """Serves the calls in bundles; yields bundles until the machine leaves.
+    `peer` is the address of the machine.
 
     Raises:
       MessageError: a bundle is malformed; all calls have ended.
     """
-    self._submit(lambda: self._receive(requests))
-    yield from map(LAYOUT.encode, self.sender.bundles())
-    if self._failure is not None:
-      raise self._failure
+    self._peer = peer
+    received = self.submit(self._receive, requests)
+    received.add_done_callback(lambda _: self.close())
+    yield from map(LAYOUT.encode, self._sender.bundles())
+    if received.done():
+      received.result()
+
+  def close(self) -> None:
+    """Ends the bundles after the frames that wait."""
+    self._sender.end()
 
   def _receive(self, requests: Iterable[bytes]) -> None:
     try:
-      for bundle in requests:
-        for number, kind, content in frames(LAYOUT.decode(bundle)):
-          self._take(number, kind, content)
-    except grpc.RpcError:
-      pass  # The machine has left.
-    except array_layout.MessageError as error:
-      self._failure = error
+      with contextlib.suppress(grpc.RpcError):  # The machine has left.
+        for bundle in requests:
+          for frame in frames(LAYOUT.decode(bundle)):
+            self._take(*frame)
     finally:
       for call in list(self._calls.values()):
         call.leave()
-      self.sender.end()
 
   def _take(self, number: int, kind: int, content: memoryview) -> None:
     call = self._calls.get(number)
     if kind == OPEN and call is None:
       self._open(number, bytes(content))
     elif call is not None and kind == MESSAGE:
-      call.messages.arrive(content)
+      call.arrive(content)
     elif call is not None and kind == END:
       call.leave()
     elif kind not in (MESSAGE, END):  # These may cross the end of their call.
@@ -172,64 +156,71 @@ class Machine:
 
   def _open(self, number: int, content: bytes) -> None:
     path, _, handshake = content.partition(b"\n")
-    is_full = len(self._calls) >= self._max_calls
-    if is_full or len(handshake) > self._max_handshake_bytes:
-      limits = f"{self._max_calls} calls, each with a handshake of at most"
-      reason = f"expected at most {limits} {self._max_handshake_bytes} bytes"
-      status = end_of(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-      self.sender.put(number, END, status)
+    send = functools.partial(self._sender.put, number)
+    is_full = len(self._calls) >= self.max_calls
+    if is_full or len(handshake) > self.max_handshake_bytes:
+      limits = f"{self.max_calls} calls, each with a handshake of at most"
+      reason = f"expected at most {limits} {self.max_handshake_bytes} bytes"
+      send(END, end_of(grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
       return
-    call = Call(number, handshake, self._peer, self.sender)
-    self._calls[number] = call
+    call = self._calls[number] = Call(handshake, self._peer, send)
 
     def serve() -> None:
+      status = grpc.StatusCode.INTERNAL, "the call failed"
       try:
-        call.serve(lambda: self._handle(path.decode(errors="replace"), call))
+        for _ in self.handle(path.decode(errors="replace"), call):
+          pass  # The call sends its replies itself.
+        status = grpc.StatusCode.OK, ""
+      except calls.Refusal as refused:
+        status = refused.code, refused.message
       finally:
         del self._calls[number]
+        send(END, end_of(*status))
 
-    self._submit(serve)
-
-
-class _AbortedError(Exception):
-  """An error that unwinds a call that has ended with a status."""
+    self.submit(serve)
 
 
 class Call:
-  """A call of a machine, in place of gRPC's context and of a `Listener`.
+  """A call of a machine: its context for gRPC, its `Pipe`, and its `Pipes`.
 
   Attributes:
-    messages: the messages of the call.
+    cut: see `unix_pipe.Pipe`.
   """
 
+  cut = False
+
   def __init__(
-    self, number: int, handshake: bytes, peer: str, sender: Sender
+    self, handshake: bytes, peer: str, send: Callable[..., None]
   ) -> None:
-    self.messages = Messages(number, sender)
     self._handshake = handshake
     self._peer = peer
-    self._send = functools.partial(sender.put, number)
-    self._status = end_of(grpc.StatusCode.INTERNAL, "the call failed")
-    self._lock = threading.Lock()
-    self._close: Callable[[], None] | None = None
+    self._send = send
+    self._received: queue.SimpleQueue[array_layout.Buffer | None] = (
+      queue.SimpleQueue()
+    )
+    self._is_asked = False
     self._has_left = False
+    self._leave: Callable[[], None] = lambda: None
+    self._ready: Callable[[], None] = lambda: None
 
-  def serve(self, handle: Callable[[], None]) -> None:
-    """Serves the call, then sends its status."""
-    try:
-      handle()
-      self._status = end_of(grpc.StatusCode.OK, "")
-    except _AbortedError:
-      pass
-    finally:
-      self._send(END, self._status)
+  def arrive(self, message: memoryview) -> None:
+    """Adds a message from the machine.
+
+    Raises:
+      MessageError: the message before this one is not answered yet.
+    """
+    if self._is_asked:
+      raise array_layout.MessageError(
+        "expected one message of a call at a time, found two"
+      )
+    self._is_asked = True
+    self._received.put(message)
+    self._ready()
 
   def leave(self) -> None:
     """Closes the call, because its client has left."""
-    with self._lock:
-      self._has_left, close = True, self._close
-    if close is not None:
-      close()
+    self._has_left = True
+    self._leave()
 
   def peer(self) -> str:
     """See `grpc.ServicerContext`, as for the next methods."""
@@ -244,78 +235,34 @@ class Call:
     self._send(ACCEPT, metadata[0][1])
 
   def add_callback(self, callback: Callable[[], None]) -> bool:
-    with self._lock:
-      self._close = callback
-      return not self._has_left
-
-  def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-    self._status = end_of(code, details)
-    raise _AbortedError
+    # In this order, because `leave` may run at the same time.
+    self._leave = callback
+    return not self._has_left
 
   def cancel(self) -> None:
     """Does nothing, because the call ends on its own thread."""
-
-  def expect(self) -> str:
-    """Returns no secret, because the call needs no socket."""
-    return ""
-
-  def wait(self, digits: str, max_bytes: int) -> "Messages":
-    """Returns the messages at once; see `listening.Listener`."""
-    return self.messages
-
-
-class Messages:
-  """The messages of a call, in place of a `Pipe` and of `Pipes`.
-
-  Attributes:
-    cut: see `unix_pipe.Pipe`.
-  """
-
-  cut = False
-
-  def __init__(self, number: int, sender: Sender) -> None:
-    self._number = number
-    self._send = functools.partial(sender.put, number, MESSAGE)
-    self._received: queue.SimpleQueue[array_layout.Buffer | None] = (
-      queue.SimpleQueue()
-    )
-    self._lock = threading.Lock()
-    self._ready: Callable[[], None] = lambda: None
-    self._is_waiting = False
-
-  def arrive(self, message: memoryview) -> None:
-    """Adds a message from the machine.
-
-    Raises:
-      MessageError: the message before this one is not answered yet.
-    """
-    if not self._received.empty():
-      raise array_layout.MessageError(
-        f"expected one message of call {self._number} at a time, found two"
-      )
-    self._received.put(message)
-    with self._lock:
-      is_waiting, self._is_waiting = self._is_waiting, False
-    if is_waiting:
-      self._ready()
 
   def receive(self) -> array_layout.Buffer | None:
     """See `unix_pipe.Pipe`, as for the next methods."""
     return self._received.get()
 
   def receive_now(self) -> array_layout.Buffer | None:
-    return self._received.get_nowait()
+    try:
+      return self._received.get_nowait()
+    except queue.Empty:
+      raise BlockingIOError from None
 
-  def send(self, message: bytes) -> bool:
-    self._send(message)
+  def send(self, message: array_layout.Buffer) -> bool:
+    self._is_asked = False
+    self._send(MESSAGE, message)
     return True
 
   def send_now(self, message: memoryview) -> memoryview:
-    self._send(message)
+    self.send(message)
     return memoryview(b"")
 
   def fileno(self) -> int:
-    return self._number
+    return -1
 
   def close(self) -> None:
     self._received.put(None)
@@ -323,14 +270,10 @@ class Messages:
   def add(self, descriptor: int, ready: Callable[[], None]) -> None:
     """See `pipe_thread.Pipes`, as for the next methods."""
     self._ready = ready
-    self.wait(descriptor)
+    ready()  # A message may have arrived before.
 
   def wait(self, descriptor: int, *, send: bool = False) -> None:
-    with self._lock:
-      self._is_waiting = self._received.empty()
-      is_waiting = self._is_waiting
-    if not is_waiting:
-      self._ready()
+    """Does nothing, because `arrive` calls the function."""
 
   def remove(self, descriptor: int) -> None:
     self._ready = lambda: None

@@ -72,8 +72,13 @@ def until_done(
       continue
     try:
       with client:
-        _with_relay(session, client, stop)
-      return
+        while True:
+          try:
+            return session(client)
+          except calls.WireError as error:
+            # A relay makes new calls over the same connection wait.
+            if stop.is_set() or not error.message.endswith(calls.AWAY):
+              raise
     except calls.WireError as error:
       if error.code is StatusCode.CANCELLED:
         return
@@ -97,24 +102,6 @@ def until_done(
         reported = error.message
         print(f"{role}: waiting for {address}: {reported}", file=sys.stderr)
       stop.wait(retry_seconds)
-
-
-def _with_relay(
-  session: Callable[[clients.Client], None],
-  client: clients.Client,
-  stop: threading.Event,
-) -> None:
-  """Runs a session, and again over the same connection if a relay is there.
-
-  The relay makes the new calls wait for its learner.
-  """
-  while True:
-    try:
-      session(client)
-      return
-    except calls.WireError as error:
-      if not error.message.endswith(calls.AWAY) or stop.is_set():
-        raise
 
 
 class SecurityCheck:

@@ -5,16 +5,63 @@ all calls to the learner, over one stream. Its clients need neither TLS nor a
 token, because the relay has them.
 """
 
+import dataclasses
 import functools
 import itertools
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from typing import Any
 
 import grpc
 
-from seedx.wire import array_layout, bundles, calls, clients, serving
+from seedx.wire import (
+  array_layout,
+  authentication,
+  bundles,
+  calls,
+  clients,
+  reconnect,
+  serving,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The work of a process that is a relay.
+
+  Attributes:
+    address: address of the learner.
+    path: path of the socket for the clients; its directory is made.
+    max_streams: maximum number of simultaneous calls of each method.
+    security: TLS and token of the run.
+  """
+
+  address: str
+  path: str
+  max_streams: int
+  security: authentication.Security = authentication.LOCAL
+
+
+def run(config: Config, stop: threading.Event) -> None:
+  """Relays calls until the learner's work is over; waits while it is away.
+
+  Raises:
+    WireError: the learner refuses the relay.
+    types.ConfigError: the address or `security` cannot be used.
+  """
+  os.makedirs(os.path.dirname(config.path), 0o700, exist_ok=True)
+  relay = Relay(f"unix:{config.path}", config.max_streams)
+  reconnect.until_done(
+    config.address,
+    lambda client: relay.run(client, stop),
+    stop,
+    "relay",
+    security=config.security,
+  )
+  relay.close()
 
 
 class Relay:
@@ -37,10 +84,8 @@ class Relay:
     self._server: serving.Server | None = None
     self._numbers = itertools.count()
     self._calls: dict[int, _Call] = {}
-    self._changed = threading.Condition()
-    # Queue of the frames for the learner; None while it is away.
-    self._sender: bundles.Sender | None = None
-    self._is_over = False
+    # The queue of frames for the learner, once it is there.
+    self._learner: futures.Future[bundles.Sender] = futures.Future()
 
   def run(self, client: clients.Client, leave: threading.Event) -> None:
     """Relays calls to a server until its work is over; then clients see that.
@@ -56,118 +101,103 @@ class Relay:
       bundles.BUNDLES, sender.bundles(), bundles.LAYOUT, bundles.LAYOUT
     )
     try:
-      self._listen(stream.welcome)
-      with self._changed:
-        self._sender = sender
-        self._changed.notify_all()
+      self._listen(stream.welcome["methods"])
+      self._learner.set_result(sender)
       for bundle in stream:
         for number, kind, content in bundles.frames(bundle):
-          if (call := self._calls.get(number)) is not None:
+          find = self._calls.pop if kind == bundles.END else self._calls.get
+          if (call := find(number, None)) is not None:
             call.take(kind, content)
-    except array_layout.MessageError as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
       raise calls.WireError(
-        grpc.StatusCode.INTERNAL, f"bundle: {error}"
+        grpc.StatusCode.INTERNAL, f"{bundles.BUNDLES}: {error!r:.200}"
       ) from error
-    else:
-      if not leave.is_set():
-        self.close()
     finally:
       stream.close()
       sender.end()
-      with self._changed:
-        self._sender, left = None, [*self._calls.values()]
-      for call in left:
-        call.end(_away())
+      self._learner = futures.Future()
+      while self._calls:
+        self._calls.popitem()[1].end(_away())
+    if not leave.is_set():
+      self.close()
 
   def close(self) -> None:
     """Ends all calls like a server whose work is over."""
-    with self._changed:
-      self._is_over = True
-      self._changed.notify_all()
+    if not self._learner.done():
+      self._learner.set_exception(_away())
     if self._server is not None:
       self._server.stop()
 
-  def _listen(self, welcome: Mapping[str, Any]) -> None:
+  def _listen(self, methods: Mapping[str, Any]) -> None:
     """Serves the learner's methods."""
-    try:
-      methods = {
-        name: (_layout(inputs), _layout(outputs))
-        for name, (inputs, outputs) in welcome["methods"].items()
-      }
-    except (AttributeError, KeyError, TypeError, ValueError):
-      raise calls.bad_welcome("the layouts of methods", welcome) from None
     if methods == self._methods:
       return
+    server = serving.Server(self._address, self._max_streams)
+    for name, layouts in methods.items():
+      inputs, outputs = map(_layout, layouts)
+      open_call = functools.partial(self._open, name, inputs)
+      server.bind_batched(name, open_call, inputs, outputs)
     if self._server is not None:
       self._server.stop()
-    self._methods = methods
-    self._server = serving.Server(self._address, self._max_streams)
-    for name, layouts in methods.items():
-      open_call = functools.partial(self._open, name, layouts[0])
-      self._server.bind_batched(name, open_call, *layouts)
-    self._server.start()
+    server.start()
+    self._methods, self._server = methods, server
 
   def _open(
     self, name: str, inputs: array_layout.Layout, hello: Mapping[str, Any]
   ) -> "_Call":
-    with self._changed:
-      # Clients do not try in vain, nor print that the learner is away.
-      self._changed.wait_for(lambda: self._sender is not None or self._is_over)
-      if self._sender is None:
-        raise _away()
-      number = next(self._numbers)
-      call = self._calls[number] = _Call(
-        name,
-        functools.partial(self._sender.put, number),
-        functools.partial(self._calls.pop, number, None),
-      )
-    return call.opened({**inputs.to_json(), "hello": dict(hello), "pipe": True})
+    learner = self._learner
+    # Clients do not try in vain, nor print that the learner is away.
+    sender, number = learner.result(), next(self._numbers)
+    send = functools.partial(sender.put, number)
+    call = self._calls[number] = _Call(name, send)
+    if learner is not self._learner:  # `run` may not have found the call.
+      raise _away()
+    handshake = {**inputs.to_json(), "hello": dict(hello), "pipe": True}
+    text = f"{calls.PATH_PREFIX}{name}\n{json.dumps(handshake)}"
+    send(bundles.OPEN, text.encode())
+    call.welcome = call.accepted.result()
+    return call
 
 
+@dataclasses.dataclass(eq=False)
 class _Call:
-  """A call of a client, as a session of the relay's server."""
+  """A call of a client, as a session of the relay's server.
 
-  def __init__(
-    self,
-    name: str,
-    send: Callable[[int, array_layout.Buffer], None],
-    forget: Callable[[], object],
-  ) -> None:
-    self.welcome: Mapping[str, Any] = {}
-    self._name = name
-    self._send = send
-    self._forget = forget
-    self._answered = threading.Event()
-    self._lock = threading.Lock()
-    self._request: serving.Request | None = None
-    self._end: Callable[[calls.Refusal | None], None] | None = None
-    self._is_over = False
-    self._reason: calls.Refusal | None = None
+  Attributes:
+    name: name of the method.
+    send: function of a kind and a content, which sends a frame.
+    welcome: see `serving.Session`.
+    accepted: the learner's welcome, or its refusal.
+    ended: the reason for which the learner has ended the call; None is OK.
+  """
 
-  def opened(self, handshake: Mapping[str, Any]) -> "_Call":
-    """Opens the call at the learner; raises Refusal as the learner does."""
-    text = f"{calls.PATH_PREFIX}{self._name}\n{json.dumps(handshake)}"
-    self._send(bundles.OPEN, text.encode())
-    self._answered.wait()
-    if self._is_over:
-      raise self._reason or _away()
-    return self
+  name: str
+  send: Callable[..., None]
+  welcome: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  accepted: "futures.Future[Mapping[str, Any]]" = dataclasses.field(
+    default_factory=futures.Future
+  )
+  ended: "futures.Future[calls.Refusal | None]" = dataclasses.field(
+    default_factory=futures.Future
+  )
+  _request: serving.Request | None = None
+  _is_closed: bool = False
 
   def attach(self, end: Callable[[calls.Refusal | None], None]) -> None:
     """Takes the function that ends the client's stream."""
-    with self._lock:
-      self._end, is_over = end, self._is_over
-    if is_over:
-      end(self._reason)
+
+    def end_if_open(ended: futures.Future[calls.Refusal | None]) -> None:
+      if not self._is_closed:
+        end(ended.result())
+
+    self.ended.add_done_callback(end_if_open)
 
   def receive(self, request: serving.Request) -> None:
     """Sends a request to the learner."""
-    with self._lock:
-      self._request, is_over = request, self._is_over
-    if is_over:
-      request.refuse(self._reason or _away())
-    else:
-      self._send(bundles.MESSAGE, request.message)
+    self._request = request
+    if self._is_closed:
+      request.refuse(_away())
+    self.send(bundles.MESSAGE, request.message)
 
   def take(self, kind: int, content: memoryview) -> None:
     """Takes a frame from the learner."""
@@ -176,32 +206,26 @@ class _Call:
       if request is not None:
         request.reply(bytes(content))
     elif kind == bundles.ACCEPT:
-      self.welcome = json.loads(bytes(content))["welcome"]
-      self._answered.set()
+      self.accepted.set_result(json.loads(bytes(content))["welcome"])
     elif kind == bundles.END:
       status = json.loads(bytes(content))
-      reason = calls.Refusal(
-        grpc.StatusCode[status["code"]],
-        status["details"].removeprefix(f"{self._name}: "),
-      )
-      self.end(None if reason.code is grpc.StatusCode.OK else reason)
+      code = grpc.StatusCode[status["code"]]
+      details = status["details"].removeprefix(f"{self.name}: ")
+      is_ok = code is grpc.StatusCode.OK
+      self.end(None if is_ok else calls.Refusal(code, details))
 
   def end(self, reason: calls.Refusal | None) -> None:
     """Ends the client's call; a reason of None is OK."""
-    self._forget()
-    with self._lock:
-      self._is_over, self._reason = True, reason
-      request, self._request, end = self._request, None, self._end
-    self._answered.set()
-    if request is not None and reason is not None:
-      request.refuse(reason)
-    elif end is not None:
-      end(reason)
+    if not self.accepted.done():
+      self.accepted.set_exception(reason or _away())
+    self.ended.set_result(reason)
 
   def close(self) -> None:
     """Ends the call at the learner, because the client's stream has ended."""
-    self._forget()
-    self._send(bundles.END, b"")
+    self._is_closed = True
+    self.send(bundles.END)
+    if (request := self._request) is not None:
+      request.refuse(_away())
 
 
 def _layout(json_layout: Mapping[str, Any]) -> array_layout.Layout:

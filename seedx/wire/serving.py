@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
 from typing import Any, Protocol, runtime_checkable
 
 import grpc
@@ -149,6 +150,9 @@ class BatchedSession(Protocol):
 
   def close(self) -> None:
     """Ends the session, as in `Session`; a request may be unanswered."""
+
+
+AnySession = Session | BatchedSession | bundles.Machine
 
 
 class FunctionSession:
@@ -371,7 +375,7 @@ class Server:
       ):
         # Clients that found no room try again, and so receive CANCELLED, too.
         time.sleep(max(0.0, all_retried_seconds - time.monotonic()))
-      self._handlers.end_bundles()
+      self._handlers.machines.close_streams()
       # With 0 seconds, gRPC might send UNAVAILABLE in place of the statuses
       # that it has not sent yet, and the clients would try again.
       self._grpc.stop(_FLUSH_SECONDS).wait(2 * _FLUSH_SECONDS)
@@ -415,7 +419,7 @@ class _Method:
   def __init__(
     self,
     name: str,
-    open_session: Callable[[Mapping[str, Any]], Session | BatchedSession],
+    open_session: Callable[[Mapping[str, Any]], AnySession],
     inputs: array_layout.Layout,
     outputs: array_layout.Layout,
     max_streams: int,
@@ -486,6 +490,11 @@ class _Method:
         )
       )
 
+  def close_streams(self) -> None:
+    """Ends all streams after what they have sent."""
+    for stream in list(self._streams):
+      stream.close()
+
   def cancel_streams(self, only_idle: bool) -> None:
     """Ends all streams; if `only_idle`, those that wait for a request."""
     with self._lock:
@@ -503,20 +512,21 @@ class _Stream:
   def __init__(
     self,
     method: _Method,
-    context: grpc.ServicerContext,
+    context: grpc.ServicerContext | bundles.Call,
     stopping: threading.Event,
     listener: listening.Listener | None,
     pipes: pipe_thread.Pipes | None = None,
   ) -> None:
+    call = context if isinstance(context, bundles.Call) else None
     self._method = method
     self._context = context
     self._stopping = stopping
     self._listener = listener
-    self._pipes = pipes
+    self._pipes = call or pipes
     self._lock = threading.Lock()
-    self._session: Session | BatchedSession | None = None
+    self._session: AnySession | None = None
     # Only a client on this machine may ask for a pipe.
-    self._pipe: unix_pipe.Pipe | None = None
+    self._pipe: unix_pipe.Pipe | bundles.Call | None = call
     self._closed = False
     # The status with which another thread has ended the call.
     self._ended: calls.Refusal | None = None
@@ -535,6 +545,10 @@ class _Stream:
     """Answers the requests in turn, then ends the call with its status."""
     try:
       session = self._open()
+      if isinstance(session, bundles.Machine):
+        with _invalid_if_malformed():
+          yield from session.serve(requests, self._context.peer())
+        return
       self.silent_since = time.monotonic()
       if not isinstance(session, BatchedSession):
         answer = functools.partial(self._answer, session)
@@ -554,14 +568,14 @@ class _Stream:
     except calls.Refusal as refused:
       # If another thread has ended the call, the refusal is only an effect of
       # that, so the other thread's reason is sent.
-      reason = self._ended or refused
-      self._abort(reason.code, reason.message)
+      raise self._named(self._ended or refused) from refused
     except Exception as error:
-      if self._closed:  # The server stops, or the client has left.
-        self._abort(grpc.StatusCode.CANCELLED, _STOPPING)
-      _log.exception("%s: a call raised an error", self._method.name)
-      message = f"{type(error).__name__}: {error}"
-      self._abort(grpc.StatusCode.INTERNAL, message)
+      reason = calls.Refusal(grpc.StatusCode.CANCELLED, _STOPPING)
+      if not self._closed:  # Else the server stops, or the client has left.
+        _log.exception("%s: a call raised an error", self._method.name)
+        message = f"{type(error).__name__}: {error}"
+        reason = calls.Refusal(grpc.StatusCode.INTERNAL, message)
+      raise self._named(reason) from error
     finally:
       self.close()
 
@@ -595,8 +609,8 @@ class _Stream:
   def _wait_for_end(
     self,
     session: BatchedSession,
-    pipe: unix_pipe.Pipe,
-    pipes: pipe_thread.Pipes,
+    pipe: unix_pipe.Pipe | bundles.Call,
+    pipes: pipe_thread.Pipes | bundles.Call,
   ) -> None:
     """Waits while other threads receive and answer the requests of a pipe."""
     self.busy = False
@@ -653,7 +667,7 @@ class _Stream:
     self._failure = failure
     self._over.set()
 
-  def _open(self) -> Session | BatchedSession:
+  def _open(self) -> AnySession:
     hello, wants_pipe = _hello(self._context, self._method.inputs)
     session = self._method.open_session(hello)
     with self._lock:
@@ -670,7 +684,8 @@ class _Stream:
       **self._method.outputs.to_json(),
       "welcome": dict(session.welcome),
     }
-    listener = self._listener if wants_pipe else None
+    has_own_messages = isinstance(session, bundles.Machine) or self._pipe
+    listener = self._listener if wants_pipe and not has_own_messages else None
     if listener is not None:
       answer["pipe"] = secret = listener.expect()
     text = json.dumps(answer).encode()
@@ -763,10 +778,10 @@ class _Stream:
     self._method.count_bytes(len(message))
     return Request(message, rows, answer)
 
-  def _abort(self, code: grpc.StatusCode, message: str) -> None:
-    message = f"{self._method.name}: {message}"[:_ERROR_CHARACTERS]
+  def _named(self, reason: calls.Refusal) -> calls.Refusal:
+    message = f"{self._method.name}: {reason.message}"[:_ERROR_CHARACTERS]
     # Text from JSON may have surrogates, which UTF-8 cannot encode.
-    self._context.abort(code, message.encode(errors="replace").decode())
+    return calls.Refusal(reason.code, message.encode(errors="replace").decode())
 
 
 class _Handlers(grpc.GenericRpcHandler):
@@ -781,7 +796,7 @@ class _Handlers(grpc.GenericRpcHandler):
     methods: Mapping[str, _Method],
     stopping: threading.Event,
     security: authentication.ServerSecurity,
-    submit: Callable[[Callable[[], None]], object],
+    submit: Callable[..., futures.Future[None]],
   ) -> None:
     # The time at which a method last had no room for a call.
     self.last_full_seconds = -math.inf
@@ -791,7 +806,14 @@ class _Handlers(grpc.GenericRpcHandler):
     self._stopping = stopping
     self._security = security
     self._submit = submit
-    self._machines: set[bundles.Machine] = set()
+    # The streams of machines; gRPC limits their number.
+    self.machines = _Method(
+      bundles.BUNDLES,
+      self._machine,
+      bundles.LAYOUT,
+      bundles.LAYOUT,
+      sys.maxsize,
+    )
     self._lock = threading.Lock()
     # Refused and cancelled calls, each with the time of its end.
     self._spent: collections.deque[tuple[float, object]] = collections.deque(
@@ -837,6 +859,8 @@ class _Handlers(grpc.GenericRpcHandler):
     ) -> Iterator[bytes]:
       try:
         yield from self._handle(path, map(_Newest.take, requests), context)
+      except calls.Refusal as refused:
+        context.abort(refused.code, refused.message)
       finally:
         newest.close()
         if context.code() is not None or not context.is_active():
@@ -850,75 +874,48 @@ class _Handlers(grpc.GenericRpcHandler):
     if not self._security.admits(context.invocation_metadata() or ()):
       self._count_without_token(context.peer())
       # Checked first, so that the answer does not even reveal the methods.
-      context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected the run's token")
-    if path == calls.PATH_PREFIX + bundles.BUNDLES:
-      yield from self._serve_bundles(requests, context)
-    else:
-      yield from self._serve(path, requests, context)
+      raise calls.Refusal(
+        grpc.StatusCode.UNAUTHENTICATED, "expected the run's token"
+      )
+    yield from self._serve(path, requests, context)
 
-  def end_bundles(self) -> None:
-    """Ends the streams of all machines, whose calls have ended."""
-    for machine in list(self._machines):
-      machine.sender.end()
-
-  def _serve_bundles(
-    self, requests: Iterator[bytes], context: grpc.ServicerContext
-  ) -> Iterator[bytes]:
-    try:
-      _hello(context, bundles.LAYOUT)
-    except calls.Refusal as refused:
-      context.abort(refused.code, refused.message)
-    if self._stopping.is_set():
-      context.abort(grpc.StatusCode.CANCELLED, _STOPPING)
+  def _machine(self, hello: Mapping[str, Any]) -> bundles.Machine:
     methods = self._methods.values()
-    machine = bundles.Machine(
-      context.peer(),
-      self._serve_call,
+    layouts = {
+      x.name: (x.inputs.to_json(), x.outputs.to_json()) for x in methods
+    }
+    return bundles.Machine(
+      {"methods": layouts},
+      lambda path, call: self._serve(path, iter(()), call),
       self._submit,
       _max_calls(methods),
       _hello_limit(methods),
     )
-    layouts = {
-      x.name: (x.inputs.to_json(), x.outputs.to_json()) for x in methods
-    }
-    answer = {**bundles.LAYOUT.to_json(), "welcome": {"methods": layouts}}
-    text = json.dumps(answer).encode()
-    context.send_initial_metadata(((calls.METADATA_KEY, text),))
-    self._machines.add(machine)
-    try:
-      yield from machine.serve(requests)
-    except array_layout.MessageError as error:
-      context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    finally:
-      self._machines.discard(machine)
-
-  def _serve_call(self, path: str, call: bundles.Call) -> None:
-    """Serves a call of a machine until its end."""
-    for _ in self._serve(path, iter(()), call):
-      pass  # The call's replies are in bundles.
 
   def _serve(
-    self, path: str, requests: Iterator[bytes], context: Any
+    self,
+    path: str,
+    requests: Iterator[bytes],
+    context: grpc.ServicerContext | bundles.Call,
   ) -> Iterator[bytes]:
-    method = self._methods.get(path.removeprefix(calls.PATH_PREFIX))
+    name = path.removeprefix(calls.PATH_PREFIX)
+    method = self._methods.get(name)
+    if name == bundles.BUNDLES and not isinstance(context, bundles.Call):
+      method = self.machines
     if self._stopping.is_set():
       is_stream = method is not None and method.is_stream
-      code = grpc.StatusCode.UNAVAILABLE
-      context.abort(grpc.StatusCode.CANCELLED if is_stream else code, _STOPPING)
+      codes = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
+      raise calls.Refusal(codes[is_stream], _STOPPING)
     if method is None:
       names = [calls.PATH_PREFIX + name for name in self._methods]
-      context.abort(
+      raise calls.Refusal(
         grpc.StatusCode.UNIMPLEMENTED,
         f"expected a method of {names}, found {path}",
       )
-      return
-    pipe: tuple[Any, Any] = self.listener, self.pipes
-    if isinstance(context, bundles.Call):
-      pipe = context, context.messages
-    stream = _Stream(method, context, self._stopping, *pipe)
+    stream = _Stream(method, context, self._stopping, self.listener, self.pipes)
     if (reason := method.add(stream)) is not None:
       self.last_full_seconds = time.monotonic()
-      context.abort(
+      raise calls.Refusal(
         grpc.StatusCode.RESOURCE_EXHAUSTED, f"{method.name}: {reason}"
       )
     try:
@@ -961,7 +958,7 @@ def _invalid_if_malformed() -> Iterator[None]:
 
 
 def _hello(
-  context: grpc.ServicerContext, inputs: array_layout.Layout
+  context: grpc.ServicerContext | bundles.Call, inputs: array_layout.Layout
 ) -> tuple[Mapping[str, Any], bool]:
   """Returns the client's hello, and whether the client asks for a pipe.
 

@@ -113,15 +113,17 @@ def config_of(program, machines, security, total_steps):
   )
 
 
-def node_processes():
-  """Returns the processes of nodes on all machines of the cluster."""
+def node_processes(relays=False):
+  """Returns the processes of nodes, or relays, of all machines."""
   processes = []
   for process in psutil.process_iter(["cmdline"]):
     if "seedx.launch" in (process.info["cmdline"] or []):
       with contextlib.suppress(psutil.Error):
         # Nodes of other tests have other parents.
         parent = process.parent()
-        if parent.pid == 1 or parent.name().startswith("ray::"):
+        is_here = parent.pid == 1 or parent.name().startswith("ray::")
+        is_relay = process.cmdline()[-1].startswith("relay-")
+        if is_here and is_relay == relays:
           processes.append(process)
   return processes
 
@@ -154,8 +156,7 @@ def test_a_run_trains_on_a_cluster(program, machines, security, tmp_path):
       for node in node_processes():
         with contextlib.suppress(psutil.Error):
           words = node.cmdline()
-          address = "".join(words[words.index("seedx.launch") + 1 : -1])
-          addresses.add(address.partition("/")[0])
+          addresses.add("".join(words[words.index("seedx.launch") + 1 : -1]))
 
     def close(self):
       pass
@@ -166,8 +167,10 @@ def test_a_run_trains_on_a_cluster(program, machines, security, tmp_path):
   assert run.restarts == 0
   # Servers connect to the learner, others to the relay of their machine.
   listens = program in (gorila_dqn, pool_vtrace)
-  assert addresses == ({"", "unix:"} if listens else {"unix:"})
-  running.wait_until(lambda: not node_processes())
+  paths = {x.removeprefix("unix:") for x in addresses if x}
+  assert paths and ("" in addresses) == listens
+  running.wait_until(lambda: not node_processes() + node_processes(relays=True))
+  assert not any(os.path.exists(os.path.dirname(path)) for path in paths)
 
 
 @pytest.mark.long
@@ -180,7 +183,7 @@ def test_a_run_trains_on_a_cluster(program, machines, security, tmp_path):
   ],
   indirect=["machines"],
 )
-def test_a_run_continues_when_an_actor_and_a_machine_die(
+def test_a_run_continues_when_an_actor_relays_and_a_machine_die(
   program, machines, processes, total_steps, security, tmp_path
 ):
   config = config_of(program, machines, security, total_steps)
@@ -188,8 +191,8 @@ def test_a_run_continues_when_an_actor_and_a_machine_die(
   class Kills:
     def __init__(self):
       self.maximum_after = 0
-      steps = (total_steps // 40, total_steps // 4)
-      self.left = list(zip(steps, (self.actor, self.machine), strict=True))
+      kills = ((40, self.actor), (8, self.relays), (4, self.machine))
+      self.left = [(total_steps // part, kill) for part, kill in kills]
 
     def write(self, line):
       if self.left and line["env_steps"] >= self.left[0][0]:
@@ -202,6 +205,10 @@ def test_a_run_continues_when_an_actor_and_a_machine_die(
 
     def actor(self):
       node_processes()[0].kill()
+
+    def relays(self):
+      for process in node_processes(relays=True):
+        process.kill()
 
     def machine(self):
       machines.kill(node_processes()[0].parent())

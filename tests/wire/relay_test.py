@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ class Machine:
 
     self.thread = threading.Thread(target=run, daemon=True)
     self.thread.start()
-    running.wait_until(lambda: self.relay._sender)
+    running.wait_until(lambda: self.relay._learner.done())
 
   def connect(self, name="double", **hello):
     """Returns an exchange and its session."""
@@ -203,6 +204,31 @@ def test_the_death_of_a_client_closes_its_session_only(machine):
   assert not other_session.closed
 
 
+def test_a_client_without_a_pipe_that_leaves_keeps_no_thread(machine):
+  with (
+    wire.Client(machine.address) as client,
+    pytest.raises(wire.WireError, match="DEADLINE_EXCEEDED"),
+  ):
+    client.call("double", rows(1), LAYOUT, LAYOUT, timeout_seconds=0.5)
+  (session,) = machine.sessions
+  running.wait_until(lambda: session.closed)
+  method = machine.relay._server._methods["double"]
+  running.wait_until(lambda: not method.num_streams())
+
+
+def test_a_call_is_refused_if_the_learner_has_left_meanwhile():
+  relays, learner = relay.Relay("unix:/relay", 1), mock.Mock()
+  relays._learner = learner
+
+  def leaves():
+    relays._learner = None
+    return mock.Mock(put=mock.Mock(side_effect=AssertionError))
+
+  learner.result = leaves
+  with pytest.raises(wire.Refusal, match="UNAVAILABLE: the learner is away"):
+    relays._open("double", LAYOUT, {})
+
+
 def test_a_silent_client_loses_its_place_even_between_requests(tmp_path, stack):
   machine = Machine(tmp_path, stack, silent_seconds=0.2)
   exchange, session = machine.connect()
@@ -233,7 +259,7 @@ def test_clients_of_a_relay_that_leaves_try_again(machine):
   running.wait_until(lambda: session.requests)
   idle, _ = machine.connect()
   machine.leave.set()
-  machine.relay._sender.end()
+  machine.relay._learner.result().end()
   machine.thread.join(300)
   for each in (exchange, idle):
     assert status_of(each)[0] is Code.UNAVAILABLE
@@ -292,7 +318,7 @@ def opening(call, name="double"):
 
 def sent(machine, *frames):
   """Sends each frame in a bundle; returns the frames received by then."""
-  requests = [[x] for x in frames]
+  requests = [np.frombuffer(x, np.uint8) for x in frames]
   received = []
   with wire.Client(machine.server.address) as client:
     stream = client.stream(
@@ -433,7 +459,7 @@ def test_the_relay_alone_tries_to_reach_a_server_that_was_killed(
     thread.start()
   running.wait_until(lambda: min(results) > 2)
   process.kill()
-  running.wait_until(lambda: relays._sender is None)
+  running.wait_until(lambda: not relays._learner.done())
   before, results[:] = len(tries), [0] * 3
   running.wait_until(lambda: len(tries) > before + 2)
   serve(address)
