@@ -115,7 +115,8 @@ class Relay:
     finally:
       stream.close()
       sender.end()
-      self._learner = futures.Future()
+      if self._learner.done():  # New calls may wait for it, if not.
+        self._learner = futures.Future()
       while self._calls:
         self._calls.popitem()[1].end(_away())
     if not leave.is_set():
