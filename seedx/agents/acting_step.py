@@ -1,5 +1,6 @@
 """One acting step, which first resets the core state if an episode starts."""
 
+import dataclasses
 from typing import NamedTuple
 
 import dm_env
@@ -83,6 +84,30 @@ def take(
   return StepResult(
     inputs, core_state, output, ActingState(next_core_state, output.action)
   )
+
+
+def per_row(agent: base.Agent) -> base.Agent:
+  """Returns an agent with acting parameters `[B, ...]`, a set for each row."""
+
+  def one(
+    acting: types.Tree,
+    rng_key: jax.Array,
+    inputs: types.Inputs,
+    core_state: types.Tree,
+  ) -> tuple[types.AgentOutput, types.Tree]:
+    batch = jax.tree.map(lambda x: x[None], (inputs, core_state))
+    return jax.tree.map(lambda x: x[0], agent.step(acting, rng_key, *batch))
+
+  def each(
+    acting: types.Tree,
+    rng_key: jax.Array,
+    inputs: types.Inputs,
+    core_state: types.Tree,
+  ) -> tuple[types.AgentOutput, types.Tree]:
+    keys = jax.random.split(rng_key, len(inputs.timestep.reward))
+    return jax.vmap(one)(acting, keys, inputs, core_state)
+
+  return dataclasses.replace(agent, step=each)
 
 
 def zero_inputs(spec: types.EnvironmentSpec, batch_size: int) -> types.Inputs:
