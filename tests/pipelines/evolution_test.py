@@ -19,6 +19,7 @@ from seedx.app.runs import checkpointer
 from seedx.learning import learner
 from seedx.pipelines import evolution as pipeline
 from seedx.pipelines.evolution import on_device, training
+from seedx.runtime import process
 from tests import programs, running
 from tests.pipelines import cells
 
@@ -115,10 +116,10 @@ def results_of(lease, state):
   """Returns the results that a player has, for the pairs of a lease."""
   agent = AGENT.make(envs.spec(ENV))
   config = perturbed.Config(pairs_per_worker=PAIRS)
-  player = perturbed.Player(agent, ENV, config, lambda count: 0)
-  played = player.play(
-    state, int(lease.version), np.array(lease.pair), threading.Event()
+  player = perturbed.Player(
+    agent, ENV, config, lambda count: 0, threading.Event()
   )
+  played = next(player.play(state, int(lease.version), np.array(lease.pair)))
   player.close()
   return played
 
@@ -168,11 +169,12 @@ def test_killed_workers_are_replaced(tmp_path, capfd):
 
 
 def test_late_results_are_counted_and_not_learned_from(tmp_path):
-  config = config_of(tmp_path, 0, iterations=1, lease_seconds=0.0)
-  made = training.Centre(
-    config, running.Own(config).context, config.learner, config.population
-  )
+  config = config_of(tmp_path, 1, iterations=1, lease_seconds=0.0)
+  context = process.Context()
+  made = training.Centre(config, context)
   book = made.book
+  seeds = context.seeds(0)
+  book.bind(config.make_server(1), made.newest, config.population, seeds)
   book.begin(0)
   leases = [book.take() for _ in range(4)]
   assert len({y for x in leases for y in x.pair.tolist()}) == PAIRS
@@ -230,7 +232,7 @@ def test_devices_make_the_update_of_episodes_that_all_cores_play():
       env=ENV,
       agent=AGENT,
       total_steps=2 * PAIRS * 4 * 3,
-      pairs=PAIRS,
+      population=perturbed.Population(pairs=PAIRS),
       learner=learner.DevicesConfig(learner_devices=devices),
     )
     last, state = trained(config)
@@ -247,8 +249,7 @@ def test_episodes_on_devices_are_cut():
     env=dataclasses.replace(ENV, env_options={"length": 1000}),
     agent=AGENT,
     total_steps=1,
-    pairs=PAIRS,
-    max_episode_steps=6,
+    population=perturbed.Population(pairs=PAIRS, max_episode_steps=6),
   )
   last, _ = trained(config)
   assert last["episode_length"] == 6 and last["env_steps"] == 96
