@@ -141,6 +141,21 @@ def explore(
   return new if config.exploit != "none" else dict(values)
 
 
+def evolve(
+  config: Config,
+  rng_key: jax.Array,
+  scores: jax.Array,
+  values: Mapping[str, jax.Array],
+  spaces: Spaces,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Returns the results of `exploit`, and of `explore` after the copies."""
+  copy_key, explore_key = jax.random.split(rng_key)
+  source = exploit(config, copy_key, scores)
+  copied = {name: x[source] for name, x in values.items()}
+  has_copied = source != jnp.arange(len(scores))
+  return source, explore(config, explore_key, copied, spaces, has_copied)
+
+
 def draw(
   rng_key: jax.Array, shape: tuple[int, ...], space: search_spaces.Range
 ) -> jax.Array:

@@ -85,19 +85,17 @@ class Population:
     own = jnp.arange(self._config.members)
 
     def evolved(agent: base.AgentState) -> tuple[base.AgentState, jax.Array]:
-      copy_key, explore_key = jax.random.split(self._key(after))
-      means = scores[:, 0] / scores[:, 1]
-      source = populations.exploit(self._config, copy_key, means)
-      other = jax.tree.map(lambda x: x[source], agent)
-      values = populations.explore(
+      source, values = populations.evolve(
         self._config,
-        explore_key,
-        other.hyperparameters,
+        self._key(after),
+        scores[:, 0] / scores[:, 1],
+        agent.hyperparameters,
         self._spaces,
-        source != own,
       )
       other = dataclasses.replace(
-        other, resets=agent.resets, hyperparameters=values
+        jax.tree.map(lambda x: x[source], agent),
+        resets=agent.resets,
+        hyperparameters=values,
       )
       return populations.inherited(agent, other), source
 
