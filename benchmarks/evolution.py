@@ -149,7 +149,7 @@ def _device() -> tuple[float, float | None, float, float, float]:
   running.run(made, context, (), 1.0)
   trained = made.parts["agent"].saved().agent
   play = sharding.per_core(
-    on_device.Episodes(agent, config),
+    on_device.episodes(agent, config),
     sharding.mesh(config.learner.cores()),
     sharding.REPLICATED,
     sharding.REPLICATED,

@@ -108,8 +108,8 @@ labels-of-the-future acting/labels.py acting/labels
 - request.version, 0, server._version()
 + request.version, 0, 2**30
 equal-returns-by-order agents/evolution.py agents/evolution_strategies
-- (low + high - 1) / 2
-+ low
+- method="average"
++ method="ordinal"
 left-out-pairs-count agents/evolution.py agents/evolution_strategies
 - jnp.all(jnp.isfinite(returns), axis=1)
 + jnp.ones(len(returns), bool)

@@ -1,7 +1,7 @@
 """One acting step, which first resets the core state if an episode starts."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dm_env
 import jax
@@ -89,23 +89,13 @@ def take(
 def per_row(agent: base.Agent) -> base.Agent:
   """Returns an agent with acting parameters `[B, ...]`, a set for each row."""
 
-  def one(
-    acting: types.Tree,
-    rng_key: jax.Array,
-    inputs: types.Inputs,
-    core_state: types.Tree,
-  ) -> tuple[types.AgentOutput, types.Tree]:
-    batch = jax.tree.map(lambda x: x[None], (inputs, core_state))
+  def one(acting: types.Tree, rng_key: Any, inputs: Any, core: Any) -> Any:
+    batch = jax.tree.map(lambda x: x[None], (inputs, core))
     return jax.tree.map(lambda x: x[0], agent.step(acting, rng_key, *batch))
 
-  def each(
-    acting: types.Tree,
-    rng_key: jax.Array,
-    inputs: types.Inputs,
-    core_state: types.Tree,
-  ) -> tuple[types.AgentOutput, types.Tree]:
+  def each(acting: types.Tree, rng_key: Any, inputs: Any, core: Any) -> Any:
     keys = jax.random.split(rng_key, len(inputs.timestep.reward))
-    return jax.vmap(one)(acting, keys, inputs, core_state)
+    return jax.vmap(one)(acting, keys, inputs, core)
 
   return dataclasses.replace(agent, step=each)
 

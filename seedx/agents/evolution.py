@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import jax.scipy.stats
 from jax import flatten_util
 from jax.sharding import PartitionSpec
 
@@ -208,13 +209,9 @@ def centred_ranks(returns: jax.Array, valid: jax.Array) -> jax.Array:
     valid: `[P]`; ranks are among the returns of these pairs.
   """
   values = jnp.where(valid[:, None], returns, jnp.inf).ravel()
-  ordered = jnp.sort(values)
-  low, high = (jnp.searchsorted(ordered, values, side=x) for x in _SIDES)
+  ranks = jax.scipy.stats.rankdata(values, method="average") - 1
   number = jnp.maximum(2 * jnp.sum(valid) - 1, 1)
-  return ((low + high - 1) / 2 / number - 0.5).reshape(returns.shape)
-
-
-_SIDES = ("left", "right")
+  return (ranks / number - 0.5).reshape(returns.shape)
 
 
 def noise(params: types.Tree, pair: types.Array) -> types.Tree:

@@ -9,6 +9,7 @@ the pipeline `evolution`. Both members of a pair have the same random numbers.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import dm_env
@@ -46,7 +47,7 @@ class Config(training.Options):
     mesh = sharding.mesh(centre.learning.cores)
     one, each = sharding.REPLICATED, PartitionSpec(sharding.CORES)
     program = sharding.per_core(
-      Episodes(self.agent.make(centre.spec), self),
+      episodes(self.agent.make(centre.spec), self),
       mesh,
       (one, each),
       (each, each, one),
@@ -62,22 +63,21 @@ class Config(training.Options):
     return centre.process(context.seeds(self.seed), play)
 
 
-class Episodes:
-  """The episodes of a core's members, as a function of the agent's state."""
+def episodes(
+  agent: base.Agent, config: Config
+) -> Callable[[base.AgentState, jax.Array], Any]:
+  """Returns a function that plays the episodes of a core's members.
 
-  def __init__(self, agent: base.Agent, config: Config) -> None:
-    """Makes the environment.
+  The function maps the centre's state and the pairs `[P]` to returns and
+  lengths `[P, 2]`, and the totals of all cores.
 
-    Raises:
-      types.ConfigError: it is not made of JAX functions.
-    """
-    self._agent = acting_step.per_row(agent)
-    self._cap = config.population.max_episode_steps
-    self._environment = functional.make(config.env)
-    self._spec = envs.spec(config.env)
+  Raises:
+    types.ConfigError: the environment is not made of JAX functions.
+  """
+  environment, spec = functional.make(config.env), envs.spec(config.env)
+  agent, cap = acting_step.per_row(agent), config.population.max_episode_steps
 
-  def __call__(self, state: base.AgentState, pair: jax.Array) -> Any:
-    """Returns returns and lengths `[P, 2]`, and the totals of all cores."""
+  def play(state: base.AgentState, pair: jax.Array) -> Any:
     acting, size = evolution.members(state, pair), 2 * len(pair)
     keys = jax.vmap(jax.random.key)(jnp.repeat(pair, 2))
     zeros, statistics = jnp.zeros(size), state.statistics
@@ -86,20 +86,20 @@ class Episodes:
       env, member, totals, alive, returns, lengths, time = carry
       times = jnp.full(size, time)
       env, timestep = functional.step(
-        self._environment, env, member.action, keys, times
+        environment, env, member.action, keys, times
       )
       observation = tree.map_structure(
-        env_specs.seen, self._spec.observation, timestep.observation
+        env_specs.seen, spec.observation, timestep.observation
       )
       timestep = timestep._replace(observation=observation)
       returns += jnp.where(alive, timestep.reward, 0.0)
       lengths += alive & (time > 0)  # The first step is a reset.
-      alive &= (timestep.step_type != _LAST) & (time < self._cap)
+      alive &= (timestep.step_type != _LAST) & (time < cap)
       totals = evolution.count_observations(
-        self._spec, statistics, totals, observation, alive
+        spec, statistics, totals, observation, alive
       )
       taken = acting_step.take(
-        self._agent, acting, jax.random.key(0), timestep, member, zeros
+        agent, acting, jax.random.key(0), timestep, member, zeros
       )
       after = taken.acting_state
       return env, after, totals, alive, returns, lengths, time + 1
@@ -108,8 +108,8 @@ class Episodes:
       lambda carry: jnp.any(carry[3]),
       step,
       (
-        functional.init(self._environment, keys),
-        acting_step.initial_state(self._agent, self._spec, size),
+        functional.init(environment, keys),
+        acting_step.initial_state(agent, spec, size),
         evolution.no_totals(statistics),
         jnp.ones(size, bool),
         zeros,
@@ -119,3 +119,5 @@ class Episodes:
     )
     totals = losses.sum_over_cores(totals, sharding.CORES)
     return returns.reshape(-1, 2), lengths.reshape(-1, 2), totals
+
+  return play

@@ -79,7 +79,7 @@ class Config(Options, process.ServerConfig):
       seeds.take,
       context.stop,
     )
-    return centre.process(seeds, player.play, close=player.close)
+    return centre.process(seeds, player.play, ending=player.close)
 
 
 class Centre:
@@ -134,14 +134,9 @@ class Centre:
     seeds: seeding.Seeds,
     play: Play,
     server: serving.Server | None = None,
-    close: Callable[[], None] = lambda: None,
+    ending: Callable[[], None] = lambda: None,
   ) -> process.Process:
     """Returns the process; `play` returns nothing if workers play."""
-
-    def closing() -> None:
-      self.learning.finish()
-      close()
-
     return process.Process(
       acted=self.acted,
       parts={"agent": self.learning, "acted": self.acted, "seeds": seeds},
@@ -155,7 +150,8 @@ class Centre:
       ],
       steps=lambda: self._steps(play),
       server=server,
-      close=closing,
+      ending=ending,
+      close=self.learning.finish,
     )
 
   def _steps(self, play: Play) -> Iterator[None]:
