@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import envs, sharding, wire
-from seedx.acting import perturbed
+from seedx.acting import perturbed, unroll_messages
 from seedx.agents import acting_step, base, evolution, models
 from seedx.envs import functional
 from seedx.pipelines import evolution as pipeline
@@ -117,7 +117,10 @@ def _canned(config: pipeline.Config) -> None:
 
 def _worker(config: pipeline.Config, seed: int) -> None:
   rng = np.random.default_rng(seed)
-  results, lease, fitness = perturbed.layouts((), config.population)
+  results, lease = perturbed.layouts((), config.population)
+  fitness = unroll_messages.parameters_layout(
+    perturbed.no_results((), config.population.pairs)
+  )
   with wire.Client(config.address) as client:
     returns = client.exchange(perturbed.RESULTS, results, lease)
     updates = client.exchange(perturbed.FITNESS, wire.NOTHING, fitness)

@@ -299,8 +299,8 @@ diverged-members-are-copied learning/populations.py learning/populations
 - jnp.where(jnp.isnan(scores), -jnp.inf, scores)
 + jnp.where(jnp.isnan(scores), jnp.inf, scores)
 zeros-stay-zeros learning/populations.py learning/populations
-- jnp.where(happens, drawn, scaled)
-+ scaled
+- jnp.where(happens, drawn, changed)
++ changed
 copies-lose-their-counts learning/populations.py app/studies/population
 - lambda x, y: y if jnp.issubdtype(x.dtype, jnp.inexact) else x, own, other
 + lambda x, y: y, own, other

@@ -3,8 +3,8 @@
 A worker opens the stream `RESULTS`, whose requests have the results of the
 pairs in the reply before; the first request has none. When a new iteration has
 begun, the worker fetches the fitness of the last one on the stream `FITNESS`
-and makes the update itself. It fetches the agent's state on the stream of
-`parameters` when it joins, or has missed an iteration.
+and makes the update itself. It fetches the agent's state when it joins, or has
+missed an iteration. Both are streams of `parameters`.
 """
 
 import contextlib
@@ -73,28 +73,26 @@ class Lease(NamedTuple):
   pair: types.Array
 
 
-def no_results(totals: types.Tree) -> evolution.Fitness:
-  """Returns results without a pair; `totals` has the shapes."""
-  zeros = np.zeros((1, 2), np.float32)
+def no_results(totals: types.Tree, pairs: int = 1) -> evolution.Fitness:
+  """Returns results without a number of pairs; `totals` has the shapes."""
+  zeros = np.zeros((pairs, 2), np.float32)
   totals = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), totals)
-  none = np.full(1, NO_PAIR, np.int32)
+  none = np.full(pairs, NO_PAIR, np.int32)
   return evolution.Fitness(
     np.int32(-1), none, zeros, zeros.astype(np.int32), totals
   )
 
 
-def layouts(totals: types.Tree, config: Config) -> tuple[wire.Layout, ...]:
-  """Returns the layouts of results, leases and an iteration's fitness."""
+def layouts(
+  totals: types.Tree, config: Config
+) -> tuple[wire.Layout, wire.Layout]:
+  """Returns the layouts of results and of leases."""
   none = no_results(totals)
   results = wire.once(none)._replace(
     pair=none.pair[0], returns=none.returns[0], lengths=none.lengths[0]
   )
-  lease = Lease(results.version, results.pair)
-  return (
-    wire.Layout.of(results, config.pairs_per_worker),
-    wire.Layout.of(lease, config.pairs_per_worker),
-    wire.Layout.of(results, config.pairs),
-  )
+  lease, size = Lease(results.version, results.pair), config.pairs_per_worker
+  return wire.Layout.of(results, size), wire.Layout.of(lease, size)
 
 
 class Player:
@@ -210,65 +208,60 @@ def run(work: Work, stop: threading.Event) -> None:
     wire.WireError: the learner refuses this worker.
   """
   agent = work.agent.make(envs.spec(work.env))
-  centre = _Centre(agent, jax.jit(agent.init)(jax.random.key(0)))
+  initial = jax.jit(agent.init)(jax.random.key(0))
+  none = no_results(evolution.no_totals(initial.statistics))
+  update = jax.jit(agent.update)
 
   def session(client: wire.Client) -> None:
     with contextlib.ExitStack() as opened:
-      leases = centre.open(client, work.config, opened)
+      centre = _Centre(client, update, initial, work.config, opened)
+      leases = client.exchange(RESULTS, *layouts(none.totals, work.config))
+      opened.callback(leases.close)
       first = protocol.first_seed(leases.welcome)
       player = Player(agent, work.env, work.config, lambda _: first, stop)
       opened.callback(player.close)
-      results = none = no_results(centre.totals)
+      results = none
       while not stop.is_set() and (lease := leases(results)) is not None:
         results = none
-        if not centre.reach(int(lease.version)):
-          return
+        centre.reach(int(lease.version))
         if lease.pair[0] != NO_PAIR and centre.version == lease.version:
-          played = player.play(
-            centre.state, centre.version, np.array(lease.pair)
-          )
+          pair = np.array(lease.pair)
+          played = player.play(centre.state, centre.version, pair)
           results = next(played, none)
 
   wire.until_done(work.address, session, stop, "worker", security=work.security)
 
 
 class _Centre:
-  """A worker's copy of the agent's state."""
+  """A worker's copy of the agent's state, in one session."""
 
-  def __init__(self, agent: base.Agent, state: base.AgentState) -> None:
+  def __init__(
+    self,
+    client: wire.Client,
+    update: Callable[..., tuple[base.AgentState, types.LossOutput]],
+    state: base.AgentState,
+    config: Config,
+    opened: contextlib.ExitStack,
+  ) -> None:
     self.state, self.version = state, -1
-    self.totals = evolution.no_totals(state.statistics)
-    self._update = jax.jit(agent.update)
+    self._update, self._rebuild = update, config.rebuild
+    leaves, self._form = jax.tree.flatten(state)
+    fitness = no_results(evolution.no_totals(state.statistics), config.pairs)
+    device = jax.local_devices()[0]
+    self._fetched = parameters.Copy(client, leaves, device)
+    opened.callback(self._fetched.close)
+    self._fitness = parameters.Copy(client, fitness, device, FITNESS)
+    opened.callback(self._fitness.close)
 
-  def open(
-    self, client: wire.Client, config: Config, opened: contextlib.ExitStack
-  ) -> wire.Stream:
-    """Opens a session's streams; returns that of `RESULTS`."""
-    results, lease, fitness = layouts(self.totals, config)
-    leaves, self._form = jax.tree.flatten(self.state)
-    self._fetched = parameters.Copy(client, leaves, jax.local_devices()[0])
-    self._fitness = client.exchange(FITNESS, wire.NOTHING, fitness)
-    leases = client.exchange(RESULTS, results, lease)
-    for stream in (self._fetched, self._fitness, leases):
-      opened.callback(stream.close)
-    self.version, self._rebuild = -1, config.rebuild
-    return leases
-
-  def reach(self, version: int) -> bool:
-    """Makes the update to a version, or fetches; False if the run is over."""
+  def reach(self, version: int) -> None:
+    """Makes the update to a version, or fetches, unless the run is over."""
     if self._rebuild and 0 <= self.version == version - 1:
-      fitness = self._fitness(())
-      if fitness is None:
-        return False
-      if fitness.version == self.version:
-        state, _ = self._update(self.state, jax.random.key(0), fitness)
+      last = self._fitness.newest()
+      if last is not None and last.version == self.version:
+        state, _ = self._update(self.state, jax.random.key(0), last.acting)
         # The learner skips an update that is not finite: then it is fetched.
         if trees.non_finite(jax.tree.leaves(state)) is None:
           self.state, self.version = state, version
-    if self.version < version:
-      newest = self._fetched.newest()
-      if newest is None:
-        return False
+    if self.version < version and (newest := self._fetched.newest()):
       self.state = jax.tree.unflatten(self._form, newest.acting)
       self.version = int(newest.version)
-    return True

@@ -46,11 +46,11 @@ class Iterations:
     self._pairs, self._first_pair = pairs, first_pair
     self._acted, self._stop = acted, stop
     self._changed = threading.Condition()
-    self._last = self._next = perturbed.no_results(totals)
+    self._last = self._next = perturbed.no_results(totals, pairs)
     # The missing pairs and the times from which they may be leased, in order.
     self._due = collections.OrderedDict[int, float]()
     self._episodes = self._old = self._up = self._down = 0
-    self._source: parameters.Source | None = None
+    self._sources: list[parameters.Source] = []
 
   def bind(
     self,
@@ -67,29 +67,27 @@ class Iterations:
       config: settings of the workers.
       seeds: seeds for the workers' environments.
     """
-    self._source = parameters.Source(newest)
-    self._source.bind(server)
+    state = parameters.Source(newest)
+    state.bind(server)
+    fitness = parameters.Source(self._newest)
+    fitness.bind(server, perturbed.FITNESS)
+    self._sources = [state, fitness]
     self._config, self._seeds = config, seeds
     self._layouts = perturbed.layouts(self._next.totals, config)
-    results, lease, fitness = self._layouts
-    server.bind(perturbed.FITNESS, self._fitness, wire.NOTHING, fitness)
 
     def open_session(hello: Mapping[str, Any]) -> Any:
       return _Session(self)
 
-    server.bind_stream(perturbed.RESULTS, open_session, results, lease)
+    server.bind_stream(perturbed.RESULTS, open_session, *self._layouts)
 
   def begin(self, version: int) -> np.ndarray:
     """Begins an iteration; returns its pairs."""
     numbers = self._first_pair + version * self._pairs + np.arange(self._pairs)
     pair = (numbers % seeding.NUM_SEEDS).astype(np.int32)
-    zeros = np.zeros((self._pairs, 2), np.float32)
-    totals = jax.tree.map(np.zeros_like, self._next.totals)
+    empty = perturbed.no_results(self._next.totals, self._pairs)
     with self._changed:
       self._last = self._next
-      self._next = evolution.Fitness(
-        np.int32(version), pair, zeros, zeros.astype(np.int32), totals
-      )
+      self._next = empty._replace(version=np.int32(version), pair=pair)
       self._due = collections.OrderedDict.fromkeys(pair.tolist(), 0.0)
       self._changed.notify_all()
     return pair
@@ -150,9 +148,9 @@ class Iterations:
   def measure(self) -> dict[str, float | None]:
     """Returns the metrics of results and, with workers, of their bytes."""
     line: dict[str, float | None] = {"episodes_old": self._old}
-    if self._source is not None:
+    if self._sources:
       episodes = max(1, self._episodes)
-      down = self._down + self._source.sent_bytes
+      down = self._down + sum(x.sent_bytes for x in self._sources)
       line["bytes_up_per_episode"] = self._up / episodes
       line["bytes_down_per_episode"] = down / episodes
     return line
@@ -162,12 +160,9 @@ class Iterations:
     first = itertools.islice(self._due.items(), self._config.pairs_per_worker)
     return [x for x, due in first if due <= time.monotonic()]
 
-  def _fitness(self, nothing: types.Tree) -> evolution.Fitness:
-    del nothing
+  def _newest(self) -> tuple[evolution.Fitness, int]:
     with self._changed:
-      self._up += wire.NOTHING.message_bytes(1)
-      self._down += self._layouts[2].message_bytes(len(self._last.pair))
-      return self._last
+      return self._last, int(self._last.version)
 
 
 class _Session:

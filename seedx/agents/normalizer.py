@@ -156,14 +156,10 @@ def moments(statistics: Statistics, totals: Totals) -> Moments:
   offset, square = jax.tree.map(
     lambda x: x / jnp.maximum(count, 1e-8), (totals.offset, totals.square)
   )
-  return Moments(
-    statistics.mean,
-    offset,
-    tuple(
-      jnp.where(count > 0, x, old)
-      for x, old in zip(square, statistics.variance, strict=True)
-    ),
+  square = jax.tree.map(
+    lambda x, old: jnp.where(count > 0, x, old), square, statistics.variance
   )
+  return Moments(statistics.mean, offset, square)
 
 
 def merge(statistics: Statistics, batch: Moments) -> Statistics:

@@ -131,13 +131,17 @@ def explore(
     drifts = config.explore == "drift"
     down, chance = (1 / 1.2, _DRIFTING) if drifts else (0.8, resampled)
     up = jax.random.bernoulli(factor_key, 0.5, old.shape)
-    scaled = jnp.clip(old * jnp.where(up, 1.2, down), space.low, space.high)
+    changed = old * jnp.where(up, 1.2, down)
     happens = jax.random.bernoulli(chance_key, chance, old.shape)
     if drifts:
-      new[name] = jnp.where(happens, scaled, old)
+      changes = happens
     else:
-      drawn = draw(value_key, old.shape, space)
-      new[name] = jnp.where(copied, jnp.where(happens, drawn, scaled), old)
+      ends = (math.log(x) if space.log else x for x in (space.low, space.high))
+      drawn = jax.random.uniform(value_key, old.shape, jnp.float32, *ends)
+      drawn = jnp.exp(drawn) if space.log else drawn
+      changed, changes = jnp.where(happens, drawn, changed), copied
+    changed = jnp.clip(changed, space.low, space.high)
+    new[name] = jnp.where(changes, changed, old)
   return new if config.exploit != "none" else dict(values)
 
 
@@ -154,18 +158,6 @@ def evolve(
   copied = {name: x[source] for name, x in values.items()}
   has_copied = source != jnp.arange(len(scores))
   return source, explore(config, explore_key, copied, spaces, has_copied)
-
-
-def draw(
-  rng_key: jax.Array, shape: tuple[int, ...], space: search_spaces.Range
-) -> jax.Array:
-  """Draws values from a space."""
-  low, high = space.low, space.high
-  if space.log:
-    low, high = math.log(low), math.log(high)
-  drawn = jax.random.uniform(rng_key, shape, minval=low, maxval=high)
-  drawn = jnp.exp(drawn) if space.log else drawn
-  return jnp.clip(drawn, space.low, space.high)
 
 
 def inherited(own: types.Tree, other: types.Tree) -> types.Tree:

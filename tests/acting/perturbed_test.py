@@ -1,14 +1,16 @@
 """Players of a population's members."""
 
+import contextlib
 import threading
 import types
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
 from seedx import envs, wire
-from seedx.acting import perturbed
+from seedx.acting import perturbed, unroll_messages
 from seedx.agents import acting_step, evolution, normalizer
 from tests import running
 
@@ -111,16 +113,31 @@ def test_an_update_that_is_not_finite_is_fetched(offset):
   results = evolution.Fitness(
     np.int32(0), PAIR, np.ones((3, 2)), np.ones((3, 2), np.int32), totals
   )
-  leaves = jax.tree.leaves(STATE)
-  centre = perturbed._Centre(AGENT, STATE)
-  centre.version, centre._rebuild = 0, True
-  centre._form = jax.tree.structure(STATE)
-  centre._fitness = lambda nothing: results
-  centre._fetched = types.SimpleNamespace(
-    newest=lambda: types.SimpleNamespace(acting=leaves, version=1)
-  )
-  assert centre.reach(1) and centre.version == 1
-  is_fetched = jax.tree.leaves(centre.state)[0] is leaves[0]
+  newest = jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), STATE)
+  replies = {
+    perturbed.FITNESS: unroll_messages.Snapshot(np.int32(0), results),
+    unroll_messages.PARAMETERS: unroll_messages.Snapshot(
+      np.int32(1), jax.tree.leaves(newest)
+    ),
+  }
+
+  def exchange(method, **layouts):
+    stream = mock.MagicMock()
+    stream.return_value = replies[method]
+    return stream
+
+  with contextlib.ExitStack() as opened:
+    centre = perturbed._Centre(
+      types.SimpleNamespace(exchange=exchange),
+      jax.jit(AGENT.update),
+      STATE,
+      perturbed.Config(),
+      opened,
+    )
+    centre.version = 0
+    centre.reach(1)
+  assert centre.version == 1
+  is_fetched = centre.state.updates == 7
   assert is_fetched == np.isinf(offset)
 
 
@@ -130,8 +147,11 @@ def test_an_episode_takes_few_bytes_for_any_network(hidden_sizes):
   state = jax.jit(agent.init)(jax.random.key(0))
   totals = evolution.no_totals(state.statistics)
   config = perturbed.Config()
-  results, lease, fitness = perturbed.layouts(totals, config)
+  results, lease = perturbed.layouts(totals, config)
+  fitness = unroll_messages.parameters_layout(
+    perturbed.no_results(totals, config.pairs)
+  )
   pairs, episodes = config.pairs_per_worker, 2 * config.pairs_per_worker
   up = results.message_bytes(pairs) + wire.NOTHING.message_bytes(1)
-  down = lease.message_bytes(pairs) + fitness.message_bytes(config.pairs)
+  down = lease.message_bytes(pairs) + fitness.message_bytes(1)
   assert (up + down) / episodes < 200

@@ -76,7 +76,7 @@ def methods(config: Any) -> list[Method]:
       config.agent.make(envs.spec(config.env)).init, jax.random.key(0)
     )
     totals = agents.no_totals(state.statistics)
-    results, *_ = perturbed.layouts(totals, config.population)
+    results, _ = perturbed.layouts(totals, config.population)
     return [
       join,
       Method(perturbed.RESULTS, results),

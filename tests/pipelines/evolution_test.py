@@ -130,7 +130,7 @@ def test_the_pairs_of_a_dead_worker_are_played_by_another(alone, tmp_path):
     agent = AGENT.make(envs.spec(ENV))
     state = jax.jit(agent.init)(jax.random.key(0))
     totals = evolution.no_totals(state.statistics)
-    results, lease, *_ = perturbed.layouts(totals, config.population)
+    results, lease = perturbed.layouts(totals, config.population)
     none = perturbed.no_results(totals)
     running.wait_until(pathlib.Path(config.address[5:]).exists)  # After unix:
     with wire.Client(config.address) as client:
@@ -212,7 +212,7 @@ def test_results_of_other_pairs_are_refused(tmp_path):
   config = config_of(tmp_path, 1)
   with running.Running(config, actors=0) as made:
     totals = evolution.no_totals(made.learner.state.statistics)
-    results, lease, *_ = perturbed.layouts(totals, config.population)
+    results, lease = perturbed.layouts(totals, config.population)
     none = perturbed.no_results(totals)
     running.wait_until(pathlib.Path(config.address[5:]).exists)  # After unix:
     with wire.Client(config.address) as client:

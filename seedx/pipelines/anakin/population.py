@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import losses, metrics, sharding, types
+from seedx import losses, metrics, search_spaces, sharding, types
 from seedx.agents import base
 from seedx.learning import populations
 from seedx.pipelines.anakin.program import Output, State
 
-# Numbers that are folded into keys, above all times.
-_STREAM, _START = 2**31, 2**32 - 1
+# A number that is folded into the key, above all times.
+_STREAM = 2**31
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,12 +68,9 @@ class Population:
   def begin(self, state: State) -> State:
     """Draws the hyper-parameters of all members, whose states are stacked."""
     values = dict(state.agent.hyperparameters)
-    for key, (name, space) in zip(
-      jax.random.split(self._key(_START), len(self._spaces)),
-      self._spaces.items(),
-      strict=True,
-    ):
-      values[name] = populations.draw(key, values[name].shape, space)
+    drawn = search_spaces.drawn(self._spaces, self._config.members, self._seed)
+    for name in self._spaces:
+      values[name] = jnp.array([float(x[name]) for x in drawn], jnp.float32)
     agent = dataclasses.replace(state.agent, hyperparameters=values)
     scores = jnp.zeros((self._config.members, 2))
     return state._replace(agent=agent, member=Member(scores, self._own))
@@ -134,7 +131,7 @@ class Population:
   def _own(self) -> jax.Array:
     return jnp.arange(self._config.members)
 
-  def _key(self, time: jax.Array | int) -> jax.Array:
+  def _key(self, time: jax.Array) -> jax.Array:
     # Not folded into the seed's own key, from which other keys are split.
     own = jax.random.fold_in(jax.random.key(self._seed), _STREAM)
     return jax.random.fold_in(own, jnp.uint32(time))
