@@ -111,8 +111,8 @@ equal-returns-by-order agents/evolution.py agents/evolution_strategies
 - method="average"
 + method="ordinal"
 left-out-pairs-count agents/evolution.py agents/evolution_strategies
-- jnp.all(jnp.isfinite(returns), axis=1)
-+ jnp.ones(len(returns), bool)
+- jnp.all(jnp.isfinite(batch.returns), axis=1)
++ jnp.ones(len(batch.returns), bool)
 equal-returns-move-ars agents/evolution.py agents/evolution_strategies
 - where(deviation > 0, count * deviation, jnp.inf)
 + where(deviation > 0, count * deviation, 0.0)

@@ -59,7 +59,7 @@ class Needs(base.Needs):
   def specs(self) -> types.Tree:
     """See `base.Needs`."""
     one, each = sharding.REPLICATED, PartitionSpec(sharding.CORES)
-    return Fitness(one, each, each, each, one)
+    return Fitness(one, each, one, each, one)
 
   def steps(self, batch: Fitness) -> Any:
     """See `base.Needs`."""
@@ -140,13 +140,7 @@ class Config(models.Config):
     optimizer = optimizers.Optimizer.make(self, None)
     init, start = models.beginnings(self, optimizer, policy.init)
     gradients = functools.partial(_gradients, self, optimizer, axis_name)
-
-    def apply(
-      state: base.AgentState, gradients: base.Gradients
-    ) -> base.AgentState:
-      after = optimizer.descend(state, gradients.params)
-      return models.count_batch(after, gradients.moments)
-
+    apply = functools.partial(models.apply, optimizer)
     return base.Agent(
       init=init,
       acting=lambda state: models.Variables(state.params, state.statistics),
@@ -322,12 +316,11 @@ def _gradients(
   batch: Fitness,
 ) -> tuple[base.Gradients, types.LossOutput]:
   del rng_key
-  returns, first = batch.returns, jnp.int32(0)
+  first = jnp.int32(0)
   if axis_name is not None:
-    returns = jax.lax.all_gather(returns, axis_name, tiled=True)
     first = jax.lax.axis_index(axis_name) * len(batch.pair)
-  valid = jnp.all(jnp.isfinite(returns), axis=1)
-  returns = jnp.where(valid[:, None], returns, 0.0)
+  valid = jnp.all(jnp.isfinite(batch.returns), axis=1)
+  returns = jnp.where(valid[:, None], batch.returns, 0.0)
   weight = config.weights(returns, valid)
   mine = jax.lax.dynamic_slice_in_dim(weight, first, len(batch.pair))
   total, steps = losses.sum_over_cores(

@@ -84,8 +84,7 @@ def draw(run_dir: str | os.PathLike[str], path: pathlib.Path) -> None:
         k, parent = change.member, change.parent
         old = newest.get(k, change._replace(steps=0))
         for axes, value in zip(rows, [k, *old.values.values()], strict=True):
-          ends = [old.steps, change.steps]
-          axes.plot(ends, [value] * 2, color=before[k])
+          axes.hlines(value, old.steps, change.steps, before[k])
         if parent is not None:
           colours[k] = before[parent]
           look = {"color": colours[k], "linewidth": 1.0, "marker": "."}

@@ -65,8 +65,8 @@ def spaces(texts: Mapping[str, Any], agent: Any, flag: str) -> Spaces:
       f"expected {flag} of settings that may change in a run, which are"
       f" {', '.join(kinds)}; found {', '.join(other)}"
     )
-  ranges: dict[str, search_spaces.Range] = {}
-  for name, space in search_spaces.space(texts, kinds, flag).items():
+  ranges: Any = search_spaces.space(texts, kinds, flag)
+  for name, space in ranges.items():
     if not isinstance(space, search_spaces.Range):
       raise types.ConfigError(
         f"expected {flag} {name}=LOW..HIGH in a population, found"
@@ -74,7 +74,6 @@ def spaces(texts: Mapping[str, Any], agent: Any, flag: str) -> Spaces:
       )
     for end in (space.low, space.high):
       dataclasses.replace(agent, **{name: end})
-    ranges[name] = space
   return ranges
 
 

@@ -140,7 +140,8 @@ class Options:
     Returns:
       The exit status.
     """
-    if self.uses_ray:
+    uses_ray = bool(self.ray_address or self.trial_resources)
+    if uses_ray:
       ray_cluster.ray()  # If Ray is missing, raises an error with the remedy.
     names = () if self.resume else (run_folders.CONFIG, pool.ENDED, *names)
     run_dir = run_folders.new(self.run_dir, study, names).absolute()
@@ -149,7 +150,7 @@ class Options:
     start: Callable[..., pool.Job] = trials.Running
     places = max(1, int(cpus / needs)) if needs else cpus
     with signals.stopping(stop) as ending, contextlib.ExitStack() as stack:
-      if self.uses_ray:
+      if uses_ray:
         tasks = ray_tasks.Tasks(
           self.ray_address or "local", {"CPU": needs, **self.trial_resources}
         )
@@ -162,11 +163,6 @@ class Options:
         pool.Pool(run_dir, stop, places, start, self.score, resumes)
       )
     return ending.status or status
-
-  @property
-  def uses_ray(self) -> bool:
-    """Whether trials run as tasks of a Ray cluster."""
-    return bool(self.ray_address or self.trial_resources)
 
 
 def score_of(name: str, log_info: Sequence[str]) -> str:

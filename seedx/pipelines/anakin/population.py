@@ -51,11 +51,7 @@ class Population:
   """
 
   def __init__(
-    self,
-    config: Config,
-    agent: base.Config,
-    num_envs: int,
-    seed: int,
+    self, config: Config, agent: base.Config, num_envs: int, seed: int
   ) -> None:
     """Reads `vary`; raises types.ConfigError if it does not fit the agent.
 

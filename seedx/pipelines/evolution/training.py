@@ -142,12 +142,7 @@ class Centre:
       parts={"agent": self.learning, "acted": self.acted, "seeds": seeds},
       begin=self.learning.begin,
       policy=self.learning.policy,
-      measures=[
-        self.acted,
-        self.learning,
-        self.book,
-        *([server] if server else []),
-      ],
+      measures=[self.acted, self.learning, self.book, *filter(None, [server])],
       steps=lambda: self._steps(play),
       server=server,
       ending=ending,
@@ -156,8 +151,7 @@ class Centre:
 
   def _steps(self, play: Play) -> Iterator[None]:
     """Trains; yields after each iteration, and while it waits for workers."""
-    learning, cores = self.learning, self.learning.cores
-    specs = learning.agent.needs.specs
+    learning = self.learning
     while not self.acted.is_done:
       pair = self.book.begin(learning.version)
       for results in play(learning.state, learning.version, pair):
@@ -166,9 +160,5 @@ class Centre:
         if self._stop.is_set():
           return
         yield
-      shares = [
-        sharding.put(sharding.shard(fitness, specs, i, len(cores)), core)
-        for i, core in enumerate(cores)
-      ]
-      learning.learn_from([types.Share(x) for x in shares])
+      learning.learn_from(learning.shares(fitness))
       yield
