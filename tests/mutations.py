@@ -308,8 +308,8 @@ all-members-start-again app/studies/population.py app/studies/population
 - if other is not member or values != member.values:
 + if True:
 lost-changes-are-not-made-again app/studies/population.py app/studies/population
-- member.change = other, member.values
-+ member.change = None
+- (other, member.values) if is_lost else None
++ None
 members-keep-their-places app/studies/population.py app/studies/population
 - self._takes_turns and not self._waiting.empty()
 + False
