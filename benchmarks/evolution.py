@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import envs, wire
-from seedx.acting import perturbed
-from seedx.agents import acting_step, base, evolution
+from seedx import envs, sharding, wire
+from seedx.acting import perturbed, unroll_messages
+from seedx.agents import acting_step, base, evolution, models
 from seedx.envs import functional
 from seedx.pipelines import evolution as pipeline
 from seedx.pipelines.evolution import on_device
@@ -117,13 +117,16 @@ def _canned(config: pipeline.Config) -> None:
 
 def _worker(config: pipeline.Config, seed: int) -> None:
   rng = np.random.default_rng(seed)
-  results, lease, number, fitness = perturbed.layouts((), config.population)
+  results, lease = perturbed.layouts((), config.population)
+  fitness = unroll_messages.parameters_layout(
+    perturbed.no_results((), config.population.pairs)
+  )
   with wire.Client(config.address) as client:
     returns = client.exchange(perturbed.RESULTS, results, lease)
-    updates = client.exchange(perturbed.FITNESS, number, fitness)
+    updates = client.exchange(perturbed.FITNESS, wire.NOTHING, fitness)
     played, version = perturbed.no_results(()), -1
     while (held := returns(played)) is not None:
-      if 0 <= version < held.version and updates(np.int32(version)) is None:
+      if 0 <= version < held.version and updates(()) is None:
         return
       version = int(held.version)
       shape = len(held.pair), 2
@@ -139,7 +142,7 @@ def _worker(config: pipeline.Config, seed: int) -> None:
 def _device() -> tuple[float, float | None, float, float, float]:
   """Returns the rates of the second table, and the share of used steps."""
   config = on_device.Config(
-    agent=evolution.Config().for_small(), total_steps=3_000_000, pairs=256
+    agent=evolution.Config().for_small(), total_steps=3_000_000
   )
   spec = envs.spec(config.env)
   agent = config.agent.make(spec)
@@ -148,16 +151,20 @@ def _device() -> tuple[float, float | None, float, float, float]:
   made = config.learn(context)
   running.run(made, context, (), 1.0)
   trained = made.parts["agent"].saved().agent
-  play = jax.jit(on_device.Episodes(agent, config))
+  play = sharding.per_core(
+    on_device.episodes(agent, config),
+    sharding.mesh(config.learner.cores()),
+    sharding.REPLICATED,
+    sharding.REPLICATED,
+  )
   update = jax.jit(agent.update)
-  pair = np.arange(config.pairs, dtype=np.int32)
+  pair = np.arange(config.population.pairs, dtype=np.int32)
 
   def iterate(state: base.AgentState) -> np.ndarray:
-    returns, lengths, totals = jax.device_get(play(state, pair))
-    steps = lengths.sum(axis=1).astype(np.float32)
-    batch = evolution.Fitness(pair, returns, steps, totals)
+    played = jax.device_get(play(state, pair))
+    batch = evolution.Fitness(np.int32(0), pair, *played)
     jax.block_until_ready(update(state, jax.random.key(0), batch))
-    return np.asarray(lengths)
+    return np.asarray(batch.lengths)
 
   rates, used = [], []
   for state in (trained, new):
@@ -176,30 +183,27 @@ def _beside(
   And those of evosax's ES; None if it cannot be imported.
   """
   environment = functional.make(config.env)
-  spec, number = envs.spec(config.env), 2 * config.pairs
+  spec, number = envs.spec(config.env), 2 * config.population.pairs
   keys = functional.keys(0, number)
   env = jax.jit(functools.partial(functional.init, environment))(keys)
-  core = agent.initial_core_state(number)
-  counts = jnp.ones(number, bool)
+  agent, zeros = acting_step.per_row(agent), jnp.zeros(number)
 
   @jax.jit
   def steps(params: Any) -> jax.Array:
-    action = jnp.zeros(number, spec.action.dtype)
-    population = evolution.Population(
-      params, acting_step.ActingState(core, action), ()
-    )
+    acting, key = models.Variables(params, ()), jax.random.key(0)
+    member = acting_step.initial_state(agent, spec, number)
 
     def step(carry: Any, time: jax.Array) -> Any:
-      env, action, population, returns = carry
+      env, member, returns = carry
       times = jnp.full(number, time)
-      env, timestep = functional.step(environment, env, action, keys, times)
-      action, population = evolution.act(
-        agent, spec, population, (), timestep, counts
+      env, timestep = functional.step(
+        environment, env, member.action, keys, times
       )
-      return (env, action, population, returns + timestep.reward), None
+      taken = acting_step.take(agent, acting, key, timestep, member, zeros)
+      return (env, taken.acting_state, returns + timestep.reward), None
 
-    carry = env, action, population, jnp.zeros(number)
-    return jax.lax.scan(step, carry, jnp.arange(_STEPS))[0][3]
+    carry = env, member, zeros
+    return jax.lax.scan(step, carry, jnp.arange(_STEPS))[0][2]
 
   params = jax.tree.map(
     lambda x: jnp.broadcast_to(x, (number, *x.shape)), state.params

@@ -201,7 +201,7 @@ def shard(
   Args:
     nest: nest of arrays.
     specs: partition specs, a prefix of the nest; each leaf is split along the
-      axis that its spec shards.
+      axis that its spec shards, or is in each part if its spec shards none.
     index: index of the part, from 0; may be traced.
     parts: number of parts.
 
@@ -210,6 +210,8 @@ def shard(
   """
 
   def part(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+    if spec == REPLICATED:
+      return leaf
     axis = tuple(spec).index(CORES)
     if leaf.shape[axis] % parts:
       raise types.ConfigError(

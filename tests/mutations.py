@@ -108,11 +108,11 @@ labels-of-the-future acting/labels.py acting/labels
 - request.version, 0, server._version()
 + request.version, 0, 2**30
 equal-returns-by-order agents/evolution.py agents/evolution_strategies
-- (low + high - 1) / 2
-+ low
+- method="average"
++ method="ordinal"
 left-out-pairs-count agents/evolution.py agents/evolution_strategies
-- jnp.all(jnp.isfinite(returns), axis=1)
-+ jnp.ones(len(returns), bool)
+- jnp.all(jnp.isfinite(batch.returns), axis=1)
++ jnp.ones(len(batch.returns), bool)
 equal-returns-move-ars agents/evolution.py agents/evolution_strategies
 - where(deviation > 0, count * deviation, jnp.inf)
 + where(deviation > 0, count * deviation, 0.0)
@@ -299,8 +299,8 @@ diverged-members-are-copied learning/populations.py learning/populations
 - jnp.where(jnp.isnan(scores), -jnp.inf, scores)
 + jnp.where(jnp.isnan(scores), jnp.inf, scores)
 zeros-stay-zeros learning/populations.py learning/populations
-- jnp.where(happens, drawn, scaled)
-+ scaled
+- jnp.where(happens, drawn, changed)
++ changed
 copies-lose-their-counts learning/populations.py app/studies/population
 - lambda x, y: y if jnp.issubdtype(x.dtype, jnp.inexact) else x, own, other
 + lambda x, y: y, own, other
@@ -308,8 +308,8 @@ all-members-start-again app/studies/population.py app/studies/population
 - if other is not member or values != member.values:
 + if True:
 lost-changes-are-not-made-again app/studies/population.py app/studies/population
-- member.change = other, member.values
-+ member.change = None
+- (other, member.values) if is_lost else None
++ None
 members-keep-their-places app/studies/population.py app/studies/population
 - self._takes_turns and not self._waiting.empty()
 + False

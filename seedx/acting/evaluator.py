@@ -74,7 +74,7 @@ class Evaluator:
         )
       agent = dataclasses.replace(agent, step=agent.greedy)
     if config.per_row:
-      agent = dataclasses.replace(agent, step=_per_row(agent.step))
+      agent = acting_step.per_row(agent)
     self._agent = agent
     self._config = config
 
@@ -232,27 +232,3 @@ class _Counts:
       self._info += [*info[counts]]
     self._row += np.flatnonzero(counts).tolist()
     self.left -= counts
-
-
-def _per_row(step: base.Step) -> base.Step:
-  """Returns a step with `[B, ...]` acting parameters, one set for each row."""
-
-  def one(
-    acting: types.Tree,
-    rng_key: jax.Array,
-    inputs: types.Inputs,
-    core_state: types.Tree,
-  ) -> tuple[types.AgentOutput, types.Tree]:
-    batch = jax.tree.map(lambda x: x[None], (inputs, core_state))
-    return jax.tree.map(lambda x: x[0], step(acting, rng_key, *batch))
-
-  def each(
-    acting: types.Tree,
-    rng_key: jax.Array,
-    inputs: types.Inputs,
-    core_state: types.Tree,
-  ) -> tuple[types.AgentOutput, types.Tree]:
-    keys = jax.random.split(rng_key, len(inputs.timestep.reward))
-    return jax.vmap(one)(acting, keys, inputs, core_state)
-
-  return each

@@ -1,6 +1,7 @@
 """One acting step, which first resets the core state if an episode starts."""
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 
 import dm_env
 import jax
@@ -83,6 +84,20 @@ def take(
   return StepResult(
     inputs, core_state, output, ActingState(next_core_state, output.action)
   )
+
+
+def per_row(agent: base.Agent) -> base.Agent:
+  """Returns an agent with acting parameters `[B, ...]`, a set for each row."""
+
+  def one(acting: types.Tree, rng_key: Any, inputs: Any, core: Any) -> Any:
+    batch = jax.tree.map(lambda x: x[None], (inputs, core))
+    return jax.tree.map(lambda x: x[0], agent.step(acting, rng_key, *batch))
+
+  def each(acting: types.Tree, rng_key: Any, inputs: Any, core: Any) -> Any:
+    keys = jax.random.split(rng_key, len(inputs.timestep.reward))
+    return jax.vmap(one)(acting, keys, inputs, core)
+
+  return dataclasses.replace(agent, step=each)
 
 
 def zero_inputs(spec: types.EnvironmentSpec, batch_size: int) -> types.Inputs:

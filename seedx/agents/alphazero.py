@@ -127,12 +127,7 @@ class Config(models.Config):
       output.metrics.update(optimizer.measure(state, grads))
       return base.Gradients(grads), output
 
-    def apply(
-      state: base.AgentState, gradients: base.Gradients
-    ) -> base.AgentState:
-      state = optimizer.descend(state, gradients.params)
-      return models.count_batch(state, ())
-
+    apply = functools.partial(models.apply, optimizer)
     return base.Agent(
       init=init,
       acting=lambda state: state.params,

@@ -164,8 +164,7 @@ def make(
   def apply(
     state: base.AgentState, gradients: base.Gradients
   ) -> base.AgentState:
-    state = optimizer.descend(state, gradients.params)
-    state = models.count_batch(state, gradients.moments)
+    state = models.apply(optimizer, state, gradients)
     return replay_windows.update_targets(config, state, policy.target_groups)
 
   return base.Agent(

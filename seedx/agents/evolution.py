@@ -11,64 +11,59 @@ learning", https://arxiv.org/abs/1803.07055, algorithm 2 (ARS).
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple, NoReturn, Self
+import functools
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 
-import dm_env
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import jax.scipy.stats
 from jax import flatten_util
 from jax.sharding import PartitionSpec
 
 from seedx import distributions, losses, networks, sharding, types
-from seedx.agents import acting_step, base, models, normalizer, optimizers
+from seedx.agents import (
+  base,
+  models,
+  normalizer,
+  optimizers,
+  policy_model,
+)
 from seedx.on_cpu import random_keys
-
-
-class Totals(NamedTuple):
-  """Sums over the observations that members acted on.
-
-  Attributes:
-    count: `[...]` float32, number of observations.
-    offset: `[..., F]` float32, offsets from the mean, see `normalizer.Moments`.
-    square: `[..., F]` float32, squared offsets.
-  """
-
-  count: types.Array
-  offset: tuple[types.Array, ...]
-  square: tuple[types.Array, ...]
 
 
 class Fitness(NamedTuple):
   """The batch of an update: the results of P pairs.
 
   Attributes:
+    version: `[]` int32, number of updates behind the centre.
     pair: `[P]` int32, numbers of the pairs.
     returns: `[P, 2]` float32, returns with the noise added and subtracted; a
       pair with a return that is not finite is left out.
-    env_steps: `[P]` float32, number of env steps of both members.
-    totals: `Totals` of `[cores, ...]`; () without normalization.
+    lengths: `[P, 2]` int32, env steps of the episodes.
+    totals: `normalizer.Totals` of the observations that all members acted on;
+      () without normalization.
   """
 
+  version: types.Array
   pair: types.Array
   returns: types.Array
-  env_steps: types.Array
-  totals: types.Tree = ()
+  lengths: types.Array
+  totals: types.Tree
 
 
-@dataclasses.dataclass(frozen=True)
 class Needs(base.Needs):
   """The needs of an agent that learns from `Fitness`."""
-
-  whole_batches: bool = True
 
   @property
   def specs(self) -> types.Tree:
     """See `base.Needs`."""
-    return Fitness(*[PartitionSpec(sharding.CORES)] * 4)
+    one, each = sharding.REPLICATED, PartitionSpec(sharding.CORES)
+    return Fitness(one, each, one, each, one)
 
   def steps(self, batch: Fitness) -> Any:
     """See `base.Needs`."""
-    return jnp.maximum(jnp.sum(batch.env_steps), 1.0)
+    return jnp.maximum(jnp.sum(batch.lengths, dtype=jnp.float32), 1.0)
 
   def lag(self, batch: Fitness, version: types.Array) -> None:
     """Returns None; see `base.Needs`."""
@@ -100,6 +95,7 @@ class Config(models.Config):
   reward_clip: float = dataclasses.field(default=0.0, init=False)
   sigma: float = types.setting(0.02, changes="run_time", low=1e-9, high=1e3)
   weight_decay: float = types.setting(0.005, low=0.0, high=1.0)
+  _head_scale: ClassVar[float] = 1.0
 
   def for_small(self) -> Self:
     """Returns a copy for small tasks: larger noise and steps."""
@@ -126,10 +122,6 @@ class Config(models.Config):
     weight = (ranks[:, 0] - ranks[:, 1]) / jnp.maximum(jnp.sum(valid), 1)
     return jnp.where(valid, weight, 0.0)
 
-  def initial(self, params: types.Tree) -> types.Tree:
-    """Returns the first parameters, from those of a new network."""
-    return params
-
   def make(
     self,
     spec: types.EnvironmentSpec,
@@ -139,18 +131,26 @@ class Config(models.Config):
     """Makes the agent for an environment; see `base.Config`."""
     del horizon  # The number of updates of a run is not known.
     base.check_one_player(spec)
-    search = _Search.make(self, spec, axis_name)
-    init, start = models.beginnings(self, search.optimizer, search.init)
+    kind = distributions.for_spec(spec.action)
+    outputs = kind.num_parameters
+    if isinstance(kind, distributions.BoundedGaussian):
+      outputs //= 2  # Only the mean acts.
+    head = _Head(outputs, kind.num_parameters, self._head_scale)
+    policy = policy_model.Policy(models.Model.make(spec, self, head), kind)
+    optimizer = optimizers.Optimizer.make(self, None)
+    init, start = models.beginnings(self, optimizer, policy.init)
+    gradients = functools.partial(_gradients, self, optimizer, axis_name)
+    apply = functools.partial(models.apply, optimizer)
     return base.Agent(
       init=init,
       acting=lambda state: models.Variables(state.params, state.statistics),
-      initial_core_state=search.model.initial_core_state,
-      step=search.step,
-      greedy=search.step,
-      gradients=search.gradients,
-      apply=search.apply,
-      update=base.composed_update(search.gradients, search.apply),
-      needs=Needs(),
+      initial_core_state=policy.initial_core_state,
+      step=policy.greedy,
+      greedy=policy.greedy,
+      gradients=gradients,
+      apply=apply,
+      update=base.composed_update(gradients, apply),
+      needs=Needs(whole_batches=True),
       start=start,
     )
 
@@ -171,6 +171,7 @@ class ARSConfig(Config):
   sigma: float = 0.03
   weight_decay: float = 0.0
   top_pairs: int = types.setting(8, low=1, high=2**20)
+  _head_scale: ClassVar[float] = 0.0  # All first actions are 0.
 
   def for_small(self) -> Self:
     """Returns the same config."""
@@ -189,12 +190,6 @@ class ARSConfig(Config):
     scale = jnp.where(deviation > 0, count * deviation, jnp.inf)
     return jnp.where(kept, (returns[:, 0] - returns[:, 1]) / scale, 0.0)
 
-  def initial(self, params: types.Tree) -> types.Tree:
-    """Returns the parameters with a head of 0, so all first actions are 0."""
-    layers = params["params"]
-    head = jax.tree.map(jnp.zeros_like, layers["head"])
-    return {"params": {**layers, "head": head}}
-
 
 def centred_ranks(returns: jax.Array, valid: jax.Array) -> jax.Array:
   """Returns ranks between -0.5 and 0.5, `[P, 2]`; equal returns share theirs.
@@ -208,13 +203,9 @@ def centred_ranks(returns: jax.Array, valid: jax.Array) -> jax.Array:
     valid: `[P]`; ranks are among the returns of these pairs.
   """
   values = jnp.where(valid[:, None], returns, jnp.inf).ravel()
-  ordered = jnp.sort(values)
-  low, high = (jnp.searchsorted(ordered, values, side=x) for x in _SIDES)
+  ranks = jax.scipy.stats.rankdata(values, method="average") - 1
   number = jnp.maximum(2 * jnp.sum(valid) - 1, 1)
-  return ((low + high - 1) / 2 / number - 0.5).reshape(returns.shape)
-
-
-_SIDES = ("left", "right")
+  return (ranks / number - 0.5).reshape(returns.shape)
 
 
 def noise(params: types.Tree, pair: types.Array) -> types.Tree:
@@ -227,29 +218,30 @@ def noise(params: types.Tree, pair: types.Array) -> types.Tree:
   return drawn
 
 
-def members(
-  params: types.Tree, sigma: types.Array, pair: types.Array
-) -> types.Tree:
-  """Returns the parameters of both members of pairs.
+def members(state: base.AgentState, pair: types.Array) -> models.Variables:
+  """Returns the acting parameters of both members of pairs.
 
   Args:
-    params: parameters of the centre.
-    sigma: `[]`, see `Config`.
+    state: the centre's state.
     pair: `[P]` int32, numbers of the pairs.
 
   Returns:
     `[2 P, ...]`; member 2 k adds the noise of pair k, and 2 k + 1 subtracts it.
   """
+  sigma, count = state.hyperparameters["sigma"], 2 * len(pair)
 
   def both(pair: jax.Array) -> types.Tree:
     return jax.tree.map(
       lambda x, e: jnp.stack([x + sigma * e, x - sigma * e]),
-      params,
-      noise(params, pair),
+      state.params,
+      noise(state.params, pair),
     )
 
-  made = jax.vmap(both)(pair)
-  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), made)
+  params, statistics = jax.vmap(both)(pair), state.statistics
+  return models.Variables(
+    jax.tree.map(lambda x: x.reshape(count, *x.shape[2:]), params),
+    jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), statistics),
+  )
 
 
 def weighted_noise(
@@ -268,205 +260,84 @@ def weighted_noise(
   return jax.lax.scan(add, zeros, (pair, weight))[0]
 
 
-class Population(NamedTuple):
-  """N members while they act.
-
-  Attributes:
-    params: `[N, ...]` parameters.
-    state: `[N, ...]` acting state.
-    totals: `Totals` of their observations; () without normalization.
-  """
-
-  params: types.Tree
-  state: acting_step.ActingState
-  totals: types.Tree
-
-
-def population(
-  agent: base.Agent,
-  spec: types.EnvironmentSpec,
-  state: base.AgentState,
-  pair: jax.Array,
-) -> Population:
-  """Returns the members of pairs at the start of an episode.
-
-  Args:
-    agent: agent of any config of this module.
-    spec: the environment's observations and actions.
-    state: the centre's state.
-    pair: `[P]` int32, numbers of the pairs.
-  """
-  params = members(state.params, state.hyperparameters["sigma"], pair)
-  acting = acting_step.initial_state(agent, spec, 2 * len(pair))
-  return Population(params, acting, no_totals(state.statistics))
-
-
-def act(
-  agent: base.Agent,
-  spec: types.EnvironmentSpec,
-  population: Population,
-  statistics: types.Tree,
-  timestep: dm_env.TimeStep,
-  counts: jax.Array,
-) -> tuple[jax.Array, Population]:
-  """Returns the actions `[N, ...]` of members, each with its own parameters.
-
-  Args:
-    agent: agent of any config of this module.
-    spec: the environment's observations and actions.
-    population: the members.
-    statistics: the centre's statistics of observations.
-    timestep: `[N, ...]`.
-    counts: `[N]` bool, whether an observation counts in the totals.
-  """
-
-  def one(params: types.Tree, inputs: types.Tree, core: types.Tree) -> Any:
-    variables = models.Variables(params, statistics)
-    batch = jax.tree.map(lambda x: x[None], (inputs, core))
-    output = agent.step(variables, jax.random.key(0), *batch)
-    return jax.tree.map(lambda x: x[0], output)
-
-  def step(acting: types.Tree, key: Any, inputs: Any, core: Any) -> Any:
-    del key
-    return jax.vmap(one)(acting, inputs, core)
-
-  taken = acting_step.take(
-    dataclasses.replace(agent, step=step),
-    population.params,
-    jax.random.key(0),
-    timestep,
-    population.state,
-    exploration=jnp.zeros(timestep.reward.shape, jnp.float32),
-  )
-  totals = population.totals
-  if totals:
-    totals = _added(spec, totals, statistics, timestep.observation, counts)
-  after = population._replace(state=taken.acting_state, totals=totals)
-  return taken.output.action, after
-
-
 def no_totals(statistics: types.Tree) -> types.Tree:
-  """Returns `Totals` of no observations; () for statistics of ()."""
+  """Returns `Fitness.totals` of no observations."""
   if not statistics:
     return ()
   zeros = jax.tree.map(jnp.zeros_like, statistics.mean)
-  return Totals(jnp.float32(0), zeros, zeros)
+  return normalizer.Totals(jnp.float32(0), zeros, zeros)
 
 
-def _added(
+def count_observations(
   spec: types.EnvironmentSpec,
-  totals: Totals,
-  statistics: normalizer.Statistics,
+  statistics: types.Tree,
+  totals: types.Tree,
   observation: types.Tree,
   counts: jax.Array,
-) -> Totals:
+) -> types.Tree:
+  """Returns `Fitness.totals` with more observations.
+
+  Args:
+    spec: the environment's observations and actions.
+    statistics: the centre's statistics of observations.
+    totals: totals so far.
+    observation: `[N, ...]`.
+    counts: `[N]` bool, whether an observation counts.
+  """
+  if not statistics:
+    return ()
   seen, _ = models.without_mask(spec, observation)
   seen_spec, _ = models.without_mask(spec, spec.observation)
-  weight = counts.astype(jnp.float32)
-  count = jnp.sum(weight)
-  moments = normalizer.measure(
-    statistics,
-    seen_spec,
-    jax.tree.map(lambda x: x[None], seen),
-    weight[None],
-    None,
+  more = normalizer.total(statistics, seen_spec, seen, counts)
+  return jax.tree.map(jnp.add, totals, more)
+
+
+class _Head(nn.Module):
+  """A head of the first `outputs` parameters of a policy; the others are 0."""
+
+  outputs: int
+  num_parameters: int
+  scale: float
+
+  @nn.compact
+  def __call__(self, features: jax.Array) -> networks.PolicyValue:
+    policy = networks.linear(self.outputs, self.scale)(features)
+    rest = *policy.shape[:-1], self.num_parameters - self.outputs
+    policy = jnp.concatenate([policy, jnp.zeros(rest)], axis=-1)
+    return networks.PolicyValue(policy, jnp.zeros(rest[:-1]))
+
+
+def _gradients(
+  config: Config,
+  optimizer: optimizers.Optimizer,
+  axis_name: str | None,
+  state: base.AgentState,
+  rng_key: jax.Array,
+  batch: Fitness,
+) -> tuple[base.Gradients, types.LossOutput]:
+  del rng_key
+  first = jnp.int32(0)
+  if axis_name is not None:
+    first = jax.lax.axis_index(axis_name) * len(batch.pair)
+  valid = jnp.all(jnp.isfinite(batch.returns), axis=1)
+  returns = jnp.where(valid[:, None], batch.returns, 0.0)
+  weight = config.weights(returns, valid)
+  mine = jax.lax.dynamic_slice_in_dim(weight, first, len(batch.pair))
+  total, steps = losses.sum_over_cores(
+    (
+      weighted_noise(state.params, batch.pair, mine),
+      jnp.sum(batch.lengths, dtype=jnp.float32),
+    ),
+    axis_name,
   )
-  offset, square = jax.tree.map(
-    lambda total, mean: total + count * mean,
-    (totals.offset, totals.square),
-    (moments.offset, moments.square),
-  )
-  return Totals(totals.count + count, offset, square)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Search:
-  config: Config
-  model: models.Model
-  distribution: distributions.Policy
-  optimizer: optimizers.Optimizer
-  axis_name: str | None
-
-  @classmethod
-  def make(
-    cls, config: Config, spec: types.EnvironmentSpec, axis_name: str | None
-  ) -> Self:
-    kind = distributions.for_spec(spec.action)
-    outputs = kind.num_parameters
-    if isinstance(kind, distributions.BoundedGaussian):
-      outputs //= 2  # Only the mean acts.
-    model = models.Model.make(spec, config, networks.QHead(outputs))
-    optimizer = optimizers.Optimizer.make(config, None)
-    return cls(config, model, kind, optimizer, axis_name)
-
-  def init(self, rng_key: jax.Array) -> models.Variables:
-    variables = self.model.init(rng_key)
-    return variables._replace(params=self.config.initial(variables.params))
-
-  def step(
-    self,
-    variables: models.Variables,
-    rng_key: jax.Array,
-    inputs: types.Inputs,
-    core_state: types.Tree,
-  ) -> tuple[types.AgentOutput, types.Tree]:
-    """Takes the mode of the distribution."""
-    del rng_key
-    stream = jax.tree.map(lambda x: x[None], inputs)
-    output = self.model.unroll(variables, stream, core_state)
-    head = output.head
-    if isinstance(self.distribution, distributions.BoundedGaussian):
-      head = jnp.concatenate([head, jnp.zeros_like(head)], axis=-1)
-    policy = distributions.Parameterized(
-      self.distribution, head, output.action_mask
-    )
-    action = policy.distribution.mode()[0]
-    action = action.astype(self.model.spec.action.dtype)
-    return types.AgentOutput(action, ()), output.core_state
-
-  def gradients(
-    self, state: base.AgentState, rng_key: jax.Array, batch: Fitness
-  ) -> tuple[base.Gradients, types.LossOutput]:
-    del rng_key
-    returns, first = batch.returns, jnp.int32(0)
-    if self.axis_name is not None:
-      returns = jax.lax.all_gather(returns, self.axis_name, tiled=True)
-      first = jax.lax.axis_index(self.axis_name) * len(batch.pair)
-    valid = jnp.all(jnp.isfinite(returns), axis=1)
-    returns = jnp.where(valid[:, None], returns, 0.0)
-    weight = self.config.weights(returns, valid)
-    mine = jax.lax.dynamic_slice_in_dim(weight, first, len(batch.pair))
-    total, steps, totals = losses.sum_over_cores(
-      (
-        weighted_noise(state.params, batch.pair, mine),
-        jnp.sum(batch.env_steps),
-        jax.tree.map(lambda x: jnp.sum(x, axis=0), batch.totals),
-      ),
-      self.axis_name,
-    )
-    count = jnp.maximum(jnp.sum(valid), 1)
-    decay = self.config.weight_decay * jnp.any(valid)
-    grads = jax.tree.map(lambda x, y: decay * y - x, total, state.params)
-    measured = {
-      "fitness": jnp.sum(returns) / (2 * count),
-      "pairs_left_out": jnp.sum(~valid).astype(jnp.float32),
-      **self.optimizer.measure(state, grads),
-    }
-    moments = _moments(state.statistics, totals) if totals else ()
-    return base.Gradients(grads, moments), types.LossOutput(steps, measured)
-
-  def apply(
-    self, state: base.AgentState, gradients: base.Gradients
-  ) -> base.AgentState:
-    after = self.optimizer.descend(state, gradients.params)
-    return models.count_batch(after, gradients.moments)
-
-
-def _moments(
-  statistics: normalizer.Statistics, totals: Totals
-) -> normalizer.Moments:
-  count = jnp.maximum(totals.count, 1.0)
-  offset, square = jax.tree.map(
-    lambda x: x / count, (totals.offset, totals.square)
-  )
-  return normalizer.Moments(statistics.mean, offset, square)
+  decay = config.weight_decay * jnp.any(valid)
+  grads = jax.tree.map(lambda x, y: decay * y - x, total, state.params)
+  measured = {
+    "fitness": jnp.sum(returns) / (2 * jnp.maximum(jnp.sum(valid), 1)),
+    "pairs_left_out": jnp.sum(~valid).astype(jnp.float32),
+    **optimizer.measure(state, grads),
+  }
+  moments: types.Tree = ()
+  if batch.totals:
+    moments = normalizer.moments(state.statistics, batch.totals)
+  return base.Gradients(grads, moments), types.LossOutput(steps, measured)

@@ -350,6 +350,16 @@ def beginnings(
   return begin, start
 
 
+def apply(
+  optimizer: optimizers.Optimizer,
+  state: base.AgentState,
+  gradients: base.Gradients,
+) -> base.AgentState:
+  """Takes one optimizer step, and counts the batch; see `base.Agent.apply`."""
+  after = optimizer.descend(state, gradients.params)
+  return count_batch(after, gradients.moments)
+
+
 def count_batch(state: base.AgentState, moments: types.Tree) -> base.AgentState:
   """Merges a batch's moments into the statistics, and counts one update."""
   statistics = state.statistics

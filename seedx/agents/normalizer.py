@@ -60,6 +60,20 @@ class Moments(NamedTuple):
   square: tuple[jax.Array, ...]
 
 
+class Totals(NamedTuple):
+  """Weighted sums over observations.
+
+  Attributes:
+    count: `[]` float32, sum of the weights.
+    offset: `[F]` float32, sums of the offsets of `Moments`.
+    square: `[F]` float32, sums of the squared offsets.
+  """
+
+  count: types.Array
+  offset: tuple[types.Array, ...]
+  square: tuple[types.Array, ...]
+
+
 def init(observation: types.Tree) -> Statistics:
   """Returns statistics of mean 0 and unknown variance, for a nest of specs."""
   specs = jax.tree.leaves(observation)
@@ -98,34 +112,54 @@ def measure(
 ) -> Moments:
   """Returns the moments of a batch's observations, averaged over all cores.
 
-  The observation is a nest `[T, B, ...]` like `spec`. The `[T, B]` weights are
-  those of the losses, 0 where nothing is learned. If all are 0, merging the
-  moments leaves the statistics as they are.
+  See `total`; the `[T, B]` weights are those of the losses, 0 where nothing is
+  learned.
+  """
+  own = total(statistics, spec, observation, weight)
+  return moments(statistics, losses.sum_over_cores(own, axis_name))
+
+
+def total(
+  statistics: Statistics,
+  spec: types.Tree,
+  observation: types.Tree,
+  weight: jax.Array,
+) -> Totals:
+  """Returns weighted sums; the observation is `[..., *shape]` like `spec`.
+
+  The weight is `[...]`.
   """
   pairs = zip(jax.tree.leaves(spec), jax.tree.leaves(observation), strict=True)
   leaves = [leaf for leaf_spec, leaf in pairs if is_normalized(leaf_spec)]
   offsets = [
     leaf - mean for leaf, mean in zip(leaves, statistics.mean, strict=True)
   ]
+  axes = tuple(range(weight.ndim))
 
-  def total(values: jax.Array) -> jax.Array:
-    weights = jnp.expand_dims(weight, tuple(range(2, values.ndim)))
-    return jnp.sum(weights * values, axis=(0, 1))
+  def weighted(values: jax.Array) -> jax.Array:
+    weights = jnp.expand_dims(weight, tuple(range(weight.ndim, values.ndim)))
+    return jnp.sum(weights * values, axis=axes)
 
-  squares = [jnp.square(x) for x in offsets]
-  totals, count = losses.sum_over_cores(
-    ([total(x) for x in offsets + squares], jnp.sum(weight)), axis_name
+  return Totals(
+    jnp.sum(weight, dtype=jnp.float32),
+    tuple(weighted(x) for x in offsets),
+    tuple(weighted(jnp.square(x)) for x in offsets),
   )
-  means = [x / jnp.maximum(count, 1e-8) for x in totals]
-  offset, square = means[: len(offsets)], means[len(offsets) :]
-  return Moments(
-    statistics.mean,
-    tuple(offset),
-    tuple(
-      jnp.where(count > 0, x, old)
-      for x, old in zip(square, statistics.variance, strict=True)
-    ),
+
+
+def moments(statistics: Statistics, totals: Totals) -> Moments:
+  """Returns the means of sums around the mean of `statistics`.
+
+  If all weights are 0, merging the moments leaves the statistics as they are.
+  """
+  count = totals.count
+  offset, square = jax.tree.map(
+    lambda x: x / jnp.maximum(count, 1e-8), (totals.offset, totals.square)
   )
+  square = jax.tree.map(
+    lambda x, old: jnp.where(count > 0, x, old), square, statistics.variance
+  )
+  return Moments(statistics.mean, offset, square)
 
 
 def merge(statistics: Statistics, batch: Moments) -> Statistics:

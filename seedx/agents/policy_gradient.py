@@ -1,6 +1,7 @@
 """Actor-critic agents: everything but the loss."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, Self
 
@@ -130,12 +131,7 @@ def make(
     )
     return base.Gradients(grads, moments), output
 
-  def apply(
-    state: base.AgentState, gradients: base.Gradients
-  ) -> base.AgentState:
-    state = optimizer.descend(state, gradients.params)
-    return models.count_batch(state, gradients.moments)
-
+  apply = functools.partial(models.apply, optimizer)
   return base.Agent(
     init=init,
     acting=lambda state: models.Variables(state.params, state.statistics),

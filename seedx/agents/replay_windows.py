@@ -316,8 +316,7 @@ def make(
   def apply(
     state: base.AgentState, gradients: base.Gradients
   ) -> base.AgentState:
-    state = optimizer.descend(state, gradients.params)
-    state = models.count_batch(state, gradients.moments)
+    state = models.apply(optimizer, state, gradients)
     return update_targets(state)
 
   return base.Agent(

@@ -429,8 +429,7 @@ def _apply(
   state: base.AgentState,
   gradients: base.Gradients,
 ) -> base.AgentState:
-  state = optimizer.descend(state, gradients.params)
-  state = models.count_batch(state, gradients.moments)
+  state = models.apply(optimizer, state, gradients)
   return replay_windows.update_targets(config, state)
 
 

@@ -1,9 +1,9 @@
 """The picture of a population: lineage and schedules. It loads Matplotlib."""
 
+import itertools
 import json
 import os
 import pathlib
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -84,8 +84,7 @@ def draw(run_dir: str | os.PathLike[str], path: pathlib.Path) -> None:
         k, parent = change.member, change.parent
         old = newest.get(k, change._replace(steps=0))
         for axes, value in zip(rows, [k, *old.values.values()], strict=True):
-          ends = [old.steps, change.steps]
-          axes.plot(ends, [value] * 2, color=before[k])
+          axes.hlines(value, old.steps, change.steps, before[k])
         if parent is not None:
           colours[k] = before[parent]
           look = {"color": colours[k], "linewidth": 1.0, "marker": "."}
@@ -97,12 +96,11 @@ def draw(run_dir: str | os.PathLike[str], path: pathlib.Path) -> None:
 
 
 def _of(line: Mapping[str, Any]) -> Iterator[Change]:
-  form = re.compile(rf"{metrics.OF_MEMBER}(\d+)_(\w+)")
-  members: dict[int, dict[str, Any]] = {}
-  for name, value in line.items():
-    if match := form.fullmatch(name):
-      members.setdefault(int(match[1]), {})[match[2]] = value
-  for k, values in members.items():
+  steps = line[metrics.clock(line)]
+  for k in itertools.count():
+    own = f"{metrics.OF_MEMBER}{k}_"
+    values = {x[len(own) :]: y for x, y in line.items() if x.startswith(own)}
+    if not values:
+      return
     parent = values.pop("parent")
-    steps = line[metrics.clock(line)]
     yield Change(steps, k, None if parent == k else parent, values)

@@ -291,17 +291,21 @@ class Learner:
 
   def shares(
     self,
-    unroll: types.Unroll,
+    data: types.Tree,
     priorities: types.Tree = (),
     origin: types.Tree = (),
   ) -> list[types.Share]:
-    """Splits `[L, B, ...]` unrolls into one share for each core of this host.
+    """Splits data into one share for each core of this host.
 
-    See `types.Share`, with B instead of S.
+    The data are `[L, B, ...]` unrolls, see `types.Share`, with B instead of S;
+    or the batch of an agent that learns from anything else.
     """
-    share, parts = types.Share(unroll, priorities, origin), len(self.cores)
+    share, parts = types.Share(data, priorities, origin), len(self.cores)
+    specs: Any = sharding.SHARE
+    if self.agent.needs.window is None:
+      specs = specs._replace(data=self.agent.needs.specs)
     return [
-      sharding.put(sharding.shard(share, sharding.SHARE, i, parts), core)
+      sharding.put(sharding.shard(share, specs, i, parts), core)
       for i, core in enumerate(self.cores)
     ]
 

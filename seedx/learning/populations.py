@@ -65,8 +65,8 @@ def spaces(texts: Mapping[str, Any], agent: Any, flag: str) -> Spaces:
       f"expected {flag} of settings that may change in a run, which are"
       f" {', '.join(kinds)}; found {', '.join(other)}"
     )
-  ranges: dict[str, search_spaces.Range] = {}
-  for name, space in search_spaces.space(texts, kinds, flag).items():
+  ranges: Any = search_spaces.space(texts, kinds, flag)
+  for name, space in ranges.items():
     if not isinstance(space, search_spaces.Range):
       raise types.ConfigError(
         f"expected {flag} {name}=LOW..HIGH in a population, found"
@@ -74,7 +74,6 @@ def spaces(texts: Mapping[str, Any], agent: Any, flag: str) -> Spaces:
       )
     for end in (space.low, space.high):
       dataclasses.replace(agent, **{name: end})
-    ranges[name] = space
   return ranges
 
 
@@ -131,26 +130,33 @@ def explore(
     drifts = config.explore == "drift"
     down, chance = (1 / 1.2, _DRIFTING) if drifts else (0.8, resampled)
     up = jax.random.bernoulli(factor_key, 0.5, old.shape)
-    scaled = jnp.clip(old * jnp.where(up, 1.2, down), space.low, space.high)
+    changed = old * jnp.where(up, 1.2, down)
     happens = jax.random.bernoulli(chance_key, chance, old.shape)
     if drifts:
-      new[name] = jnp.where(happens, scaled, old)
+      changes = happens
     else:
-      drawn = draw(value_key, old.shape, space)
-      new[name] = jnp.where(copied, jnp.where(happens, drawn, scaled), old)
+      ends = (math.log(x) if space.log else x for x in (space.low, space.high))
+      drawn = jax.random.uniform(value_key, old.shape, jnp.float32, *ends)
+      drawn = jnp.exp(drawn) if space.log else drawn
+      changed, changes = jnp.where(happens, drawn, changed), copied
+    changed = jnp.clip(changed, space.low, space.high)
+    new[name] = jnp.where(changes, changed, old)
   return new if config.exploit != "none" else dict(values)
 
 
-def draw(
-  rng_key: jax.Array, shape: tuple[int, ...], space: search_spaces.Range
-) -> jax.Array:
-  """Draws values from a space."""
-  low, high = space.low, space.high
-  if space.log:
-    low, high = math.log(low), math.log(high)
-  drawn = jax.random.uniform(rng_key, shape, minval=low, maxval=high)
-  drawn = jnp.exp(drawn) if space.log else drawn
-  return jnp.clip(drawn, space.low, space.high)
+def evolve(
+  config: Config,
+  rng_key: jax.Array,
+  scores: jax.Array,
+  values: Mapping[str, jax.Array],
+  spaces: Spaces,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Returns the results of `exploit`, and of `explore` after the copies."""
+  copy_key, explore_key = jax.random.split(rng_key)
+  source = exploit(config, copy_key, scores)
+  copied = {name: x[source] for name, x in values.items()}
+  has_copied = source != jnp.arange(len(scores))
+  return source, explore(config, explore_key, copied, spaces, has_copied)
 
 
 def inherited(own: types.Tree, other: types.Tree) -> types.Tree:

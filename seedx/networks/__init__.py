@@ -12,6 +12,7 @@ from seedx.networks.heads import (
   PolicyValue,
   PolicyValueHead,
   QHead,
+  linear,
 )
 from seedx.networks.lstm import LSTM
 from seedx.networks.network import Core, CoreState, Network, Tower, steps_at
@@ -52,5 +53,6 @@ __all__ = [
   "SmallCNN",
   "Torso",
   "Tower",
+  "linear",
   "steps_at",
 ]

@@ -1,21 +1,24 @@
 """Players of a population's members."""
 
+import contextlib
 import threading
 import types
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from seedx import envs
-from seedx.acting import perturbed
-from seedx.agents import acting_step, evolution
+from seedx import envs, wire
+from seedx.acting import perturbed, unroll_messages
+from seedx.agents import acting_step, evolution, normalizer
 from tests import running
 
 CONFIG = evolution.Config(
   hidden_sizes=(4,), sigma=0.2, normalize_observations=True
 )
 PAIR = np.int32([3, 8, 5])
+STOP = threading.Event()
 
 
 def env_of(**options):
@@ -30,7 +33,8 @@ STATE = jax.jit(AGENT.init)(jax.random.key(1))
 def player_of(**options):
   cap = options.pop("max_episode_steps", 1000)
   config = perturbed.Config(pairs_per_worker=4, max_episode_steps=cap)
-  return perturbed.Player(AGENT, env_of(**options), config, lambda _: 0)
+  env = env_of(**options)
+  return perturbed.Player(AGENT, env, config, lambda _: 0, STOP)
 
 
 @jax.jit
@@ -56,7 +60,7 @@ def test_members_play_whole_episodes_with_their_own_parameters():
   player = player_of(length=7, random=True)
   # Six members in eight environments, twice.
   for version in (0, 1):
-    played = player.play(STATE, version, PAIR, threading.Event())
+    played = next(player.play(STATE, version, PAIR))
     assert played.version == version and played.pair.tolist() == PAIR.tolist()
     assert played.lengths.min() >= 1 and played.lengths.max() <= 7
     assert len(np.unique(played.lengths)) > 1
@@ -73,9 +77,9 @@ def test_members_play_whole_episodes_with_their_own_parameters():
 
 def test_another_state_plays_in_the_same_environments_without_compiling():
   player = player_of()
-  player.play(STATE, 0, PAIR, threading.Event())
+  next(player.play(STATE, 0, PAIR))
   with running.compiled() as names:
-    played = player.play(STATE, 1, PAIR, threading.Event())
+    played = next(player.play(STATE, 1, PAIR))
   assert not names
   np.testing.assert_allclose(
     played.returns, rewards_of(STATE) * played.lengths, rtol=1e-4
@@ -87,37 +91,53 @@ def test_long_episodes_are_cut():
   player = player_of(length=1_000_000, max_episode_steps=3)
   # The second call does not wait for the episodes of the first one.
   for version in (0, 1):
-    played = player.play(STATE, version, PAIR, threading.Event())
+    played = next(player.play(STATE, version, PAIR))
     assert np.all(played.lengths == 3)
     np.testing.assert_allclose(played.returns, 3 * rewards_of(STATE), rtol=1e-4)
   player.close()
 
 
-def test_a_stopped_player_returns_nothing():
-  stop = threading.Event()
-  stop.set()
+def test_a_stopped_player_returns_nothing(monkeypatch):
+  monkeypatch.setattr(STOP, "is_set", lambda: True)
   player = player_of()
-  assert player.play(STATE, 0, PAIR, stop) is None
+  assert not [*player.play(STATE, 0, PAIR)]
   player.close()
 
 
 @pytest.mark.parametrize("offset", [1.0, np.inf])
 def test_an_update_that_is_not_finite_is_fetched(offset):
   """The learner skips such an update, so its newest state is another one."""
-  totals = evolution.Totals(np.float32(9), (np.full(2, offset),), (np.ones(2),))
-  results = perturbed.Results(
+  totals = normalizer.Totals(
+    np.float32(9), (np.full(2, offset),), (np.ones(2),)
+  )
+  results = evolution.Fitness(
     np.int32(0), PAIR, np.ones((3, 2)), np.ones((3, 2), np.int32), totals
   )
-  leaves = jax.tree.leaves(STATE)
-  centre = perturbed._Centre(AGENT, STATE)
-  centre.version, centre._rebuild = 0, True
-  centre._form = jax.tree.structure(STATE)
-  centre._fitness = lambda version: results
-  centre._fetched = types.SimpleNamespace(
-    newest=lambda: types.SimpleNamespace(acting=leaves, version=1)
-  )
-  assert centre.reach(1) and centre.version == 1
-  is_fetched = jax.tree.leaves(centre.state)[0] is leaves[0]
+  newest = jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), STATE)
+  replies = {
+    perturbed.FITNESS: unroll_messages.Snapshot(np.int32(0), results),
+    unroll_messages.PARAMETERS: unroll_messages.Snapshot(
+      np.int32(1), jax.tree.leaves(newest)
+    ),
+  }
+
+  def exchange(method, **layouts):
+    stream = mock.MagicMock()
+    stream.return_value = replies[method]
+    return stream
+
+  with contextlib.ExitStack() as opened:
+    centre = perturbed._Centre(
+      types.SimpleNamespace(exchange=exchange),
+      jax.jit(AGENT.update),
+      STATE,
+      perturbed.Config(),
+      opened,
+    )
+    centre.version = 0
+    centre.reach(1)
+  assert centre.version == 1
+  is_fetched = centre.state.updates == 7
   assert is_fetched == np.isinf(offset)
 
 
@@ -127,8 +147,11 @@ def test_an_episode_takes_few_bytes_for_any_network(hidden_sizes):
   state = jax.jit(agent.init)(jax.random.key(0))
   totals = evolution.no_totals(state.statistics)
   config = perturbed.Config()
-  results, lease, version, fitness = perturbed.layouts(totals, config)
+  results, lease = perturbed.layouts(totals, config)
+  fitness = unroll_messages.parameters_layout(
+    perturbed.no_results(totals, config.pairs)
+  )
   pairs, episodes = config.pairs_per_worker, 2 * config.pairs_per_worker
-  up = results.message_bytes(pairs) + version.message_bytes(1)
-  down = lease.message_bytes(pairs) + fitness.message_bytes(config.pairs)
+  up = results.message_bytes(pairs) + wire.NOTHING.message_bytes(1)
+  down = lease.message_bytes(pairs) + fitness.message_bytes(1)
   assert (up + down) / episodes < 200

@@ -11,7 +11,7 @@ import pytest
 from dm_env import specs
 
 from seedx import envs, sharding, types
-from seedx.agents import acting_step, evolution
+from seedx.agents import acting_step, base, evolution, normalizer
 from seedx.learning import learner
 from seedx.pipelines import sync
 from seedx.runtime import process
@@ -30,14 +30,14 @@ PAIRS = 8
 
 def fitness(returns, first=0):
   """Returns a batch of pairs with observations of mean 2 and variance 1."""
-  count = np.float32([6])
-  offset = (np.full((1, 4), 12, np.float32),)
-  square = (np.full((1, 4), 30, np.float32),)
+  offset = (np.full(4, 12, np.float32),)
+  square = (np.full(4, 30, np.float32),)
   return evolution.Fitness(
+    np.int32(0),
     np.arange(first, first + len(returns), dtype=np.int32),
     np.float32(returns),
-    np.full(len(returns), 10, np.float32),
-    evolution.Totals(count, offset, square),
+    np.full((len(returns), 2), 5, np.int32),
+    normalizer.Totals(np.float32(6), offset, square),
   )
 
 
@@ -63,7 +63,8 @@ def test_the_estimate_of_a_quadratics_gradient_is_unbiased():
 
   @jax.jit
   def estimates(pair):
-    values = jax.vmap(value)(evolution.members(centre, sigma, pair))
+    state = base.AgentState(centre, (), {"sigma": sigma}, 0)
+    values = jax.vmap(value)(evolution.members(state, pair).params)
     plus, minus = values[::2], values[1::2]
     weight = (plus - minus) / (2 * sigma)
     noise = jax.vmap(functools.partial(evolution.noise, centre))(pair)
@@ -189,9 +190,6 @@ def test_cores_make_the_update_of_one(kind):
   agent = config.make(SPEC)
   state = jax.jit(agent.init)(KEY)
   expected, _ = jax.jit(agent.update)(state, KEY, batch)
-  if kind == "es":  # Cores have the totals of their own members.
-    halves = jax.tree.map(lambda x: np.concatenate([x, x]) / 2, batch.totals)
-    batch = batch._replace(totals=halves)
   update = sharding.per_core(
     config.make(SPEC, sharding.CORES).update,
     sharding.mesh(jax.devices()[:2]),
@@ -204,8 +202,7 @@ def test_cores_make_the_update_of_one(kind):
 
 
 def test_members_act_with_their_own_parameters():
-  population = evolution.population(AGENT, SPEC, STATE, np.int32([5, 9]))
-  params = population.params
+  members = evolution.members(STATE, np.int32([5, 9]))
   rng = np.random.default_rng(0)
   inputs = acting_step.zero_inputs(SPEC, 4)
   observation = np.float32(rng.normal(size=(4, 4)))
@@ -213,21 +210,29 @@ def test_members_act_with_their_own_parameters():
     observation=observation, step_type=np.ones(4, np.uint8)
   )
   counts = np.array([True, False, True, False])
-  act = jax.jit(functools.partial(evolution.act, AGENT, SPEC))
-  action, after = act(population, STATE.statistics, timestep, counts)
+  inputs = inputs._replace(timestep=timestep)
+  core_state = AGENT.initial_core_state(4)
+  act = jax.jit(acting_step.per_row(AGENT).step)
+  played, _ = act(members, KEY, inputs, core_state)
   step = jax.jit(AGENT.step)
   for k in range(4):
-    acting = AGENT.acting(STATE)
-    one = acting._replace(params=jax.tree.map(lambda x, k=k: x[k], params))
-    alone, _ = step(
-      one, KEY, inputs._replace(timestep=timestep), AGENT.initial_core_state(4)
-    )
-    assert action[k] == alone.action[k]
-  assert after.totals.count == 2
-  np.testing.assert_allclose(
-    after.totals.offset[0], observation[[0, 2]].sum(axis=0), rtol=1e-5
+    one = jax.tree.map(lambda x, k=k: x[k], members)
+    alone, _ = step(one, KEY, inputs, core_state)
+    assert played.action[k] == alone.action[k]
+  totals = evolution.count_observations(
+    SPEC,
+    STATE.statistics,
+    evolution.no_totals(STATE.statistics),
+    observation,
+    counts,
   )
-  plus, minus = (jax.tree.map(lambda x, k=k: x[k], params) for k in (0, 1))
+  assert totals.count == 2
+  np.testing.assert_allclose(
+    totals.offset[0], observation[[0, 2]].sum(axis=0), rtol=1e-5
+  )
+  plus, minus = (
+    jax.tree.map(lambda x, k=k: x[k], members.params) for k in (0, 1)
+  )
   middle = jax.tree.map(lambda x, y: (x + y) / 2, plus, minus)
   chex.assert_trees_all_close(middle, STATE.params, atol=1e-6)
 

@@ -76,11 +76,11 @@ def methods(config: Any) -> list[Method]:
       config.agent.make(envs.spec(config.env)).init, jax.random.key(0)
     )
     totals = agents.no_totals(state.statistics)
-    results, _, version, _ = perturbed.layouts(totals, config.population)
+    results, _ = perturbed.layouts(totals, config.population)
     return [
       join,
       Method(perturbed.RESULTS, results),
-      Method(perturbed.FITNESS, version),
+      Method(perturbed.FITNESS, wire.NOTHING),
       Method(unroll_messages.PARAMETERS, wire.NOTHING),
     ]
   agent = _agent(config)

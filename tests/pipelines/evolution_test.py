@@ -19,6 +19,7 @@ from seedx.app.runs import checkpointer
 from seedx.learning import learner
 from seedx.pipelines import evolution as pipeline
 from seedx.pipelines.evolution import on_device, training
+from seedx.runtime import process
 from tests import programs, running
 from tests.pipelines import cells
 
@@ -78,11 +79,14 @@ def test_workers_make_the_updates_of_one_process(
   workers, rebuild, alone, tmp_path, monkeypatch
 ):
   fetches, fetch = [], parameters.Copy.newest
-  monkeypatch.setattr(
-    parameters.Copy,
-    "newest",
-    lambda self: fetches.append(1) or fetch(self),
-  )
+
+  def newest(self):
+    reply = fetch(self)
+    if reply and isinstance(reply.acting, list):  # The state, and no fitness.
+      fetches.append(reply)
+    return reply
+
+  monkeypatch.setattr(parameters.Copy, "newest", newest)
   last, state = trained(config_of(tmp_path, workers, rebuild=rebuild))
   chex.assert_trees_all_close(state.params, alone.params, atol=2e-5)
   chex.assert_trees_all_close(state.statistics, alone.statistics, rtol=1e-4)
@@ -115,10 +119,10 @@ def results_of(lease, state):
   """Returns the results that a player has, for the pairs of a lease."""
   agent = AGENT.make(envs.spec(ENV))
   config = perturbed.Config(pairs_per_worker=PAIRS)
-  player = perturbed.Player(agent, ENV, config, lambda count: 0)
-  played = player.play(
-    state, int(lease.version), np.array(lease.pair), threading.Event()
+  player = perturbed.Player(
+    agent, ENV, config, lambda count: 0, threading.Event()
   )
+  played = next(player.play(state, int(lease.version), np.array(lease.pair)))
   player.close()
   return played
 
@@ -129,7 +133,7 @@ def test_the_pairs_of_a_dead_worker_are_played_by_another(alone, tmp_path):
     agent = AGENT.make(envs.spec(ENV))
     state = jax.jit(agent.init)(jax.random.key(0))
     totals = evolution.no_totals(state.statistics)
-    results, lease, *_ = perturbed.layouts(totals, config.population)
+    results, lease = perturbed.layouts(totals, config.population)
     none = perturbed.no_results(totals)
     running.wait_until(pathlib.Path(config.address[5:]).exists)  # After unix:
     with wire.Client(config.address) as client:
@@ -168,11 +172,12 @@ def test_killed_workers_are_replaced(tmp_path, capfd):
 
 
 def test_late_results_are_counted_and_not_learned_from(tmp_path):
-  config = config_of(tmp_path, 0, iterations=1, lease_seconds=0.0)
-  made = training.Centre(
-    config, running.Own(config).context, config.learner, config.population
-  )
+  config = config_of(tmp_path, 1, iterations=1, lease_seconds=0.0)
+  context = process.Context()
+  made = training.Centre(config, context)
   book = made.book
+  seeds = context.seeds(0)
+  book.bind(config.make_server(1), made.newest, config.population, seeds)
   book.begin(0)
   leases = [book.take() for _ in range(4)]
   assert len({y for x in leases for y in x.pair.tolist()}) == PAIRS
@@ -210,7 +215,7 @@ def test_results_of_other_pairs_are_refused(tmp_path):
   config = config_of(tmp_path, 1)
   with running.Running(config, actors=0) as made:
     totals = evolution.no_totals(made.learner.state.statistics)
-    results, lease, *_ = perturbed.layouts(totals, config.population)
+    results, lease = perturbed.layouts(totals, config.population)
     none = perturbed.no_results(totals)
     running.wait_until(pathlib.Path(config.address[5:]).exists)  # After unix:
     with wire.Client(config.address) as client:
@@ -230,7 +235,7 @@ def test_devices_make_the_update_of_episodes_that_all_cores_play():
       env=ENV,
       agent=AGENT,
       total_steps=2 * PAIRS * 4 * 3,
-      pairs=PAIRS,
+      population=perturbed.Population(pairs=PAIRS),
       learner=learner.DevicesConfig(learner_devices=devices),
     )
     last, state = trained(config)
@@ -247,8 +252,7 @@ def test_episodes_on_devices_are_cut():
     env=dataclasses.replace(ENV, env_options={"length": 1000}),
     agent=AGENT,
     total_steps=1,
-    pairs=PAIRS,
-    max_episode_steps=6,
+    population=perturbed.Population(pairs=PAIRS, max_episode_steps=6),
   )
   last, _ = trained(config)
   assert last["episode_length"] == 6 and last["env_steps"] == 96

@@ -46,6 +46,8 @@ class Pool:
 
   Attributes:
     places: number of trials at a time.
+    prepare: function that returns what is started in place of a trial, by
+      default the trial; it may raise types.ConfigError.
   """
 
   def __init__(
@@ -56,7 +58,6 @@ class Pool:
     start: Callable[[trials.Trial, pathlib.Path], Job] = trials.Running,
     score: str = "episode_return",
     resumes: bool = False,
-    prepare: Callable[[trials.Trial], trials.Trial] = lambda trial: trial,
   ) -> None:
     """Makes a pool.
 
@@ -69,13 +70,12 @@ class Pool:
       resumes: whether the directory may have trials of an earlier pool: those
         that have ended without an error are not trained again, others are
         continued.
-      prepare: function that returns what is started in place of a trial; it may
-        raise types.ConfigError.
     """
     self.run_dir = run_dir
     self.stop = stop
     self.places = places
-    self._start, self._prepare = start, prepare
+    self._start = start
+    self.prepare: Callable[[trials.Trial], trials.Trial] = lambda x: x
     self._score = score
     self._resumes = resumes
     self._record = Record(run_dir, ENDED)
@@ -139,7 +139,7 @@ class Pool:
     if self._resumes:
       trial = dataclasses.replace(trial, resumes=True)
     try:
-      job = self._start(self._prepare(trial), self.run_dir)
+      job = self._start(self.prepare(trial), self.run_dir)
     except types.ConfigError as error:
       return str(error)
     try:

@@ -17,7 +17,6 @@ experiment may have its own options: `seedx population "impala --agent a2c"`.
 
 import contextlib
 import dataclasses
-import json
 import math
 import pathlib
 import queue
@@ -30,17 +29,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from seedx import files, metrics, search_spaces, signals, types
+from seedx import metrics, search_spaces, types
 from seedx.app import lineage
 from seedx.app.cli import command_line
 from seedx.app.runs import resuming, run_folders, saved_agents
-from seedx.app.studies import places, pool, sweep, trials
+from seedx.app.studies import pool, study, sweep, trials
 from seedx.learning import populations
 
 _MEMBERS, _PICTURE = "members", "population.png"
-_NAMES = run_folders.CONFIG, run_folders.LINEAGE, _PICTURE, _MEMBERS, pool.ENDED
-# Options that may have other values when a population is resumed.
-_MAY_DIFFER = {*sweep.MAY_DIFFER} - {"trials"}
+_NAMES = run_folders.LINEAGE, _PICTURE, _MEMBERS
 # A better member's checkpoint should not be much older than its score.
 _OPTIONS = ("--checkpoint-every-seconds", "10")
 # A member ends if it dies as often as this before it is ready again.
@@ -53,36 +50,11 @@ _RESTART_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(places.Config, populations.Config):
-  """Options of `seedx population`.
+class Options(study.Options, populations.Config):
+  """Options of `seedx population`; `search` has ranges only."""
 
-  Attributes:
-    experiment: experiment to train; it may have its own options.
-    search: hyper-parameters that differ between members, as NAME=LOW..HIGH or
-      NAME=log:LOW..HIGH, with commas between them.
-    env: name of the environment, for an experiment without --env of its own.
-    total_steps: steps of each member.
-    seed: seed of the first member; others follow. It also determines draws.
-    score: metric whose newest value ranks members, larger is better:
-      episode_return, or an entry that EXPERIMENT logs with --log-info.
-    run_dir: output directory; runs/population/<time> if empty. All machines of
-      a cluster must share this directory.
-    resume: whether to continue the population in --run-dir, with the same
-      options; only the machines may differ.
-  """
-
-  experiment: str = ""
-  search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   members: int = types.setting(8, low=2, high=2**10)
-  env: str = ""
   total_steps: int = types.setting(1_000_000, low=1)
-  seed: int = types.setting(0, low=0, high=2**29)
-  score: str = "episode_return"
-  run_dir: str = ""
-  resume: bool = False
-
-  def __post_init__(self) -> None:
-    places.Config.__post_init__(self)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,30 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(options: Options) -> int:
-  words = trials.words_of(options.experiment, options.env, options.total_steps)
-  words[1:1] = _OPTIONS
-  config = sweep.checked(options.experiment, words)
-  score = sweep.score_of(options.score, config.run.env.log_info)
-  options = dataclasses.replace(options, score=score)
+  options, words, config = options.checked(*_OPTIONS)
   spaces = populations.spaces(options.search, config.run.agent, "--search")
-  if options.resume:
-    pool.check_resumed(options, _MAY_DIFFER)
-  names = () if options.resume else _NAMES
-  run_dir = run_folders.new(options.run_dir, "population", names).absolute()
   # The accelerator belongs to the members.
   jax.config.update("jax_platforms", "cpu")
-  stop = threading.Event()
-  population = _Population(options, words, spaces, run_dir, stop)
-  with (
-    signals.stopping(stop) as ending,
-    options.opened(
-      run_dir, stop, waits=False, score=score, prepare=population.prepare
-    ) as trained,
-  ):
-    text = json.dumps(dataclasses.asdict(options), indent=2)
-    files.write_file(run_dir / run_folders.CONFIG, text + "\n")
-    status = population.train(trained)
-  return ending.status or status
+  return options.train(
+    "population",
+    _NAMES,
+    lambda trained: _Population(options, words, spaces, trained).train(),
+  )
 
 
 @dataclasses.dataclass
@@ -134,7 +91,6 @@ class _Member:
   change: "tuple[_Member, Mapping[str, str]] | None" = None
   steps: int = 0
   score: float = math.nan  # Also if it has diverged.
-  ready: int = 0  # Steps of the next comparison.
   is_paused: bool = False  # To change, or to give its place to another.
   deaths: int = 0  # Since the last comparison.
   error: str = ""
@@ -148,14 +104,13 @@ class _Population:
     options: Options,
     words: Sequence[str],
     spaces: populations.Spaces,
-    run_dir: pathlib.Path,
-    stop: threading.Event,
+    trained: pool.Pool,
   ) -> None:
     self._options, self._words, self._spaces = options, words, spaces
-    self._run_dir, self._stop = run_dir, stop
-    self._record = pool.Record(run_dir, run_folders.LINEAGE)
+    self._pool, self._stop = trained, trained.stop
+    trained.prepare = self.prepare
+    self._record = pool.Record(trained.run_dir, run_folders.LINEAGE)
     self._waiting = queue.SimpleQueue[trials.Trial | None]()
-    self._takes_turns = False
     # Held while members are compared.
     self._lock = threading.Lock()
     self._members: list[_Member] = []
@@ -163,37 +118,30 @@ class _Population:
       search_spaces.drawn(spaces, options.members, options.seed)
     ):
       name = f"{_MEMBERS}/{k:03d}"
-      member = _Member(
-        trials.Trial(name, (), options.seed + k, resumes=True), x
-      )
-      member.change = member, x
-      self._members.append(member)
-    past = self._record.lines()
-    self._num_comparisons = len(past)
-    for line in past:
-      member = self._members[line["member"]]
-      values = {k: spaces[k].word(x) for k, x in line["values"].items()}
-      member.values, member.change = values, None
+      trial = trials.Trial(name, (), options.seed + k, resumes=True)
+      self._members.append(_Member(trial, x))
+      self._members[k].change = self._members[k], x
+    past = {line["member"]: line for line in self._record.lines()}
+    for k, line in past.items():
+      member, parent = self._members[k], line["parent"]
+      member.values = {n: spaces[n].word(x) for n, x in line["values"].items()}
       # The change may have been lost if no checkpoint came after the line.
-      if [line["steps"]] == resuming.saved(self._folder(member))[-1:]:
-        parent = line["parent"]
-        other = member if parent is None else self._members[parent]
-        member.change = other, member.values
-    for member in self._members:
-      last = trials.Result.read(member.trial, run_dir).last
+      is_lost = [line["steps"]] == resuming.saved(self._folder(member))[-1:]
+      other = member if parent is None else self._members[parent]
+      member.change = (other, member.values) if is_lost else None
+      last = trials.Result.read(member.trial, trained.run_dir).last
       member.steps, member.score = self._saved(member), self._score(last)
 
-  def train(self, trained: pool.Pool) -> int:
+  def train(self) -> int:
     """Trains all members to their end; returns the exit status."""
-    self._takes_turns = trained.places < len(self._members)
-    total = self._options.total_steps
-    left = [x.trial.name for x in self._members if x.steps < total]
+    left = 0
     for member in self._members:
-      if member.trial.name in left:
+      if member.steps < self._options.total_steps:
         self._waiting.put(member.trial)
+        left += 1
     if not left:
       self._waiting.put(None)
-    for trial, error in trained.results(
+    for trial, error in self._pool.results(
       iter(self._waiting.get, None), self.ends
     ):
       member = self._member(trial)
@@ -201,19 +149,19 @@ class _Population:
       if not self._stop.is_set() and self._goes_on(member):
         self._waiting.put(trial)
       else:
-        left.remove(trial.name)
+        left -= 1
       if not left or self._stop.is_set():
         self._waiting.put(None)
     for member in self._members:
       member.steps = max(member.steps, self._saved(member))
       self._note(member, member.steps, member)
-    picture = self._run_dir / _PICTURE
-    lineage.draw(self._run_dir, picture)
+    folder = self._pool.run_dir
+    lineage.draw(folder, folder / _PICTURE)
     best = max(self._members, key=lambda x: (x.score == x.score, x.score))
     print(
       f"best member: {self._options.score} {best.score:.4g} after"
       f" {best.steps:,} steps, {self._folder(best)}\n{_PICTURE} is in"
-      f" {self._run_dir}",
+      f" {folder}",
       flush=True,
     )
     return int(self._stop.is_set() or any(x.error for x in self._members))
@@ -222,14 +170,17 @@ class _Population:
     """Returns whether a member ends for now; see `pool.Ends`."""
     member, steps = self._member(trial), line[metrics.clock(line)]
     with self._lock:
-      if steps <= member.steps:  # A line from before its last start.
+      past = member.steps
+      if steps <= past:  # A line from before its last start.
         return False
       member.steps, member.score = steps, self._score(line)
-      if not member.ready <= member.steps < self._options.total_steps:
+      every, total = self._options.ready_steps, self._options.total_steps
+      if steps // every == past // every or steps >= total:
         return False
-      member.ready, member.deaths = self._next(member.steps), 0
+      member.deaths = 0
       self._compare(member)
-      others_wait = self._takes_turns and not self._waiting.empty()
+      takes_turns = self._pool.places < len(self._members)
+      others_wait = takes_turns and not self._waiting.empty()
       member.is_paused = member.change is not None or others_wait
       return member.is_paused
 
@@ -248,7 +199,6 @@ class _Population:
       if member.change is not None:
         self._change(member, *member.change)
     member.steps, member.is_paused = self._saved(member), False
-    member.ready = self._next(member.steps)
     words = [*self._words, *sweep.option_words(member.values)]
     return dataclasses.replace(trial, words=words)
 
@@ -259,22 +209,24 @@ class _Population:
       for x in self._members
       if x is member or (not math.isnan(x.score) and self._saved(x))
     ]
-    key = jax.random.key(self._options.seed)
-    copy_key, explore_key = jax.random.split(
-      jax.random.fold_in(key, self._num_comparisons)
-    )
-    self._num_comparisons += 1
-    scores = jnp.array([x.score for x in rivals], jnp.float32)
-    sources = populations.exploit(self._options, copy_key, scores)
-    other = rivals[int(sources[rivals.index(member)])]
-    explored = populations.explore(
+    own = rivals.index(member)
+    key = jax.random.key(member.trial.seed)
+    key = jax.random.fold_in(key, member.steps % 2**31)
+    sources, evolved = populations.evolve(
       self._options,
-      explore_key,
-      {k: jnp.array([float(x)]) for k, x in other.values.items()},
+      key,
+      jnp.array([x.score for x in rivals], jnp.float32),
+      {
+        name: jnp.array([float(x.values[name]) for x in rivals])
+        for name in self._spaces
+      },
       self._spaces,
-      jnp.array([other is not member]),
     )
-    values = {k: self._spaces[k].word(float(x[0])) for k, x in explored.items()}
+    other = rivals[int(sources[own])]
+    values = {
+      name: space.word(float(evolved[name][own]))
+      for name, space in self._spaces.items()
+    }
     if other is not member or values != member.values:
       member.change = other, values
 
@@ -320,14 +272,11 @@ class _Population:
     return float(score) if metrics.is_number(score) else math.nan
 
   def _folder(self, member: _Member) -> pathlib.Path:
-    return self._run_dir / member.trial.name
+    return self._pool.run_dir / member.trial.name
 
   def _saved(self, member: _Member) -> int:
     """Returns the steps of a member's newest checkpoint; 0 without one."""
     return max(resuming.saved(self._folder(member)), default=0)
-
-  def _next(self, steps: int) -> int:
-    return (steps // self._options.ready_steps + 1) * self._options.ready_steps
 
   def _member(self, trial: trials.Trial) -> _Member:
     return next(x for x in self._members if x.trial.name == trial.name)

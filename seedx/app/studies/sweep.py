@@ -13,105 +13,54 @@ directory for each run. An experiment may have its own options: `seedx sweep
 """
 
 import dataclasses
-import json
 import pathlib
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from seedx import files, metrics, search_spaces, signals, types
+from seedx import files, metrics, search_spaces, types
 from seedx.app import plot
 from seedx.app.cli import command_line
-from seedx.app.runs import run_folders
 from seedx.app.settings import configs, wording
-from seedx.app.studies import places, pool, search, trials
-from seedx.launch import ray_cluster
+from seedx.app.studies import pool, search, study, trials
 
-if TYPE_CHECKING:  # Imports JAX.
-  from seedx.app import requests
-
-_RETURN = "episode_return"
 # Settings that cannot be searched, although they appear in labels.
 _FIXED = ("env_options", "total_steps")
 # File with the values of each draw.
 _DRAWS = "draws.jsonl"
 # Files and directories of the output.
 _NAMES = (
-  run_folders.CONFIG,
   "sweep.md",
   "sweep.png",
   "trials",
   "default",
   "best",
   _DRAWS,
-  pool.ENDED,
-)
-# Options that may have other values when a sweep is resumed.
-MAY_DIFFER = (
-  "trials",
-  "trial_cpus",
-  "trial_resources",
-  "ray_address",
-  "run_dir",
-  "resume",
-)
-# Options that the sweep itself sets for its trials, or that no trial can have.
-_RESERVED = (
-  "seed",
-  "total_steps",
-  "run_dir",
-  "resume",
-  "quiet",
-  "role",
-  "address",
-  "launcher",
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Options(places.Config):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(study.Options):
   """Options of `seedx sweep`.
 
   Attributes:
-    experiment: experiment to train; it may have its own options.
-    search: settings to search, as SETTING=VALUES,SETTING=VALUES; VALUES are
-      LOW..HIGH, log:LOW..HIGH or A|B|C. If a value has a comma, give a JSON
-      object instead.
     trials: number of draws of the methods "random" and "tpe".
     method: "random" draws values, "grid" tries all combinations of A|B|C, "tpe"
       draws near the values with the highest scores (Optuna's sampler).
     scheduler: "asha" ends a trial early if it falls behind, "none" does not.
-    env: name of the environment, for an experiment without --env of its own.
-    total_steps: env steps of each run.
-    seed: seed of the draws, and first seed of the trials.
     seeds: number of trials with different seeds for each draw; the mean of
       their scores ranks the draw.
-    score: metric whose last value ranks trials, larger is better:
-      episode_return, or an entry that EXPERIMENT logs with --log-info.
     final_seeds: number of final runs with the best settings, and with the
       default settings; their seeds follow those of the trials.
-    run_dir: output directory; runs/sweep/<time> if empty. All machines of a
-      cluster must share this directory.
-    resume: whether to continue the sweep in --run-dir, with the same options;
-      only --trials and the machines may differ.
   """
 
-  experiment: str = ""
-  search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   trials: int = types.setting(16, low=1, high=2**20)
   method: Literal["random", "grid", "tpe"] = "random"
   scheduler: Literal["asha", "none"] = "asha"
-  env: str = ""
-  total_steps: int = types.setting(300_000, low=1)
-  seed: int = types.setting(0, low=0, high=2**29)
   seeds: int = types.setting(1, low=1, high=2**20)
-  score: str = _RETURN
   final_seeds: int = types.setting(3, low=0, high=2**20)
-  run_dir: str = ""
-  resume: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,10 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _sweep(options: Options) -> int:
-  words = trials.words_of(options.experiment, options.env, options.total_steps)
-  config = checked(options.experiment, words)
-  score = score_of(options.score, config.run.env.log_info)
-  options = dataclasses.replace(options, score=score)
+  options, words, config = options.checked()
   kinds = {
     name: setting.kind
     for name, setting in configs.recorded(config).items()
@@ -134,7 +80,6 @@ def _sweep(options: Options) -> int:
   space = search_spaces.space(options.search, kinds)
   past: Sequence[Mapping[str, str]] = ()
   if options.resume:
-    pool.check_resumed(options, MAY_DIFFER)
     past = pool.Record(pathlib.Path(options.run_dir), _DRAWS).lines()
   if options.method == "grid":
     draws = search.Draws(search.grid(space))
@@ -148,48 +93,17 @@ def _sweep(options: Options) -> int:
     trials.read([*words, *option_words(x)])
   ends: pool.Ends = pool.never
   if options.scheduler == "asha":
-    ends = search.Halving(options.total_steps, score)
-  if options.uses_ray:
-    ray_cluster.ray()  # If Ray is missing, raises an error with the remedy.
-  names = () if options.resume else _NAMES
-  run_dir = run_folders.new(options.run_dir, "sweep", names).absolute()
-  stop = threading.Event()
-  with (
-    signals.stopping(stop) as ending,
-    options.opened(
-      run_dir,
-      stop,
-      # Guided draws wait for scores; others wait for a cluster that may grow.
-      waits=options.method != "tpe",
-      score=score,
-      resumes=options.resume,
-    ) as trained,
-  ):
-    text = json.dumps(dataclasses.asdict(options), indent=2)
-    files.write_file(run_dir / run_folders.CONFIG, text + "\n")
-    status = _search(options, words, draws, config.run.env.env, trained, ends)
-  return ending.status or status
-
-
-def checked(experiment: str, words: Sequence[str]) -> "requests.Request":
-  """Parses the words of an experiment with its own options.
-
-  Raises:
-    types.ConfigError: there is no such experiment, or it has an option that the
-      study sets itself.
-  """
-  own = experiment.split()
-  trials.check_name(experiment)
-  if command_line.asks_for_help(own):
-    raise types.ConfigError("expected no --help in EXPERIMENT")
-  config = trials.read(words)
-  given = command_line.given(config, own)
-  if not given.isdisjoint(_RESERVED):
-    raise types.ConfigError(
-      "expected EXPERIMENT without options that a study reserves, found"
-      f" {', '.join(map(wording.flag, sorted(given & {*_RESERVED})))}"
-    )
-  return config
+    ends = search.Halving(options.total_steps, options.score)
+  return options.train(
+    "sweep",
+    _NAMES,
+    lambda trained: _search(
+      options, words, draws, config.run.env.env, trained, ends
+    ),
+    # Guided draws wait for scores; others wait for a cluster that may grow.
+    waits=options.method != "tpe",
+    resumes=options.resume,
+  )
 
 
 def _search(
@@ -337,25 +251,14 @@ def _results(
   return [ended.get(x.name) or trials.Result.read(x, run_dir) for x in group]
 
 
-def score_of(name: str, log_info: Sequence[str]) -> str:
-  """Returns the metric that `--score` names; ConfigError if trials lack it."""
-  metric = f"{metrics.OF_INFO}{name}" if name in log_info else name
-  scores = [_RETURN, *(f"{metrics.OF_INFO}{x}" for x in log_info)]
-  if metric not in scores:
-    raise types.ConfigError(
-      f"expected --score {' or '.join(scores)}, found {name!r}; an entry of"
-      " info is a metric with --log-info in EXPERIMENT, as in"
-      ' "ppo --log-info is_success"'
-    )
-  return metric
-
-
 def _title(score: str) -> str:
-  return "return" if score == _RETURN else score.removeprefix(metrics.OF_INFO)
+  return (
+    "return" if score == study.RETURN else score.removeprefix(metrics.OF_INFO)
+  )
 
 
 def _text(value: float, score: str) -> str:
-  return f"{value:.1f}" if score == _RETURN else f"{value:.3g}"
+  return f"{value:.1f}" if score == study.RETURN else f"{value:.3g}"
 
 
 def _table(ranked: Sequence[_Point], total_steps: int, score: str) -> str:

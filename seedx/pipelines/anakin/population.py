@@ -2,19 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import losses, metrics, sharding, types
+from seedx import losses, metrics, search_spaces, sharding, types
 from seedx.agents import base
 from seedx.learning import populations
 from seedx.pipelines.anakin.program import Output, State
 
-# Numbers that are folded into keys, above all times.
-_STREAM, _START = 2**31, 2**32 - 1
+# A number that is folded into the key, above all times.
+_STREAM = 2**31
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,20 @@ class Config(populations.Config):
   vary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+class Member(NamedTuple):
+  """The state of a population's members, beside their agents.
+
+  Attributes:
+    scores: `[members, 2]` float32, sum and number of returns since a member was
+      last ready.
+    parent: `[members]` int32, the member that had its parameters when the last
+      line of metrics was written.
+  """
+
+  scores: types.Array
+  parent: types.Array
+
+
 class Population:
   """The members of a population: agents whose hyper-parameters differ.
 
@@ -37,11 +51,7 @@ class Population:
   """
 
   def __init__(
-    self,
-    config: Config,
-    agent: base.Config,
-    num_envs: int,
-    seed: int,
+    self, config: Config, agent: base.Config, num_envs: int, seed: int
   ) -> None:
     """Reads `vary`; raises types.ConfigError if it does not fit the agent.
 
@@ -50,23 +60,20 @@ class Population:
     self._config, self._seed = config, seed
     self._spaces = populations.spaces(config.vary, agent, "--vary")
     self._period = max(1, config.ready_steps // num_envs)
-    self._parents = np.arange(config.members)
-    self._values: dict[str, np.ndarray] = {}
 
-  def begin(self, agent: base.AgentState) -> base.AgentState:
+  def begin(self, state: State) -> State:
     """Draws the hyper-parameters of all members, whose states are stacked."""
-    values = dict(agent.hyperparameters)
-    for key, (name, space) in zip(
-      jax.random.split(self._key(_START), len(self._spaces)),
-      self._spaces.items(),
-      strict=True,
-    ):
-      values[name] = populations.draw(key, values[name].shape, space)
-    return dataclasses.replace(agent, hyperparameters=values)
+    values = dict(state.agent.hyperparameters)
+    drawn = search_spaces.drawn(self._spaces, self._config.members, self._seed)
+    for name in self._spaces:
+      values[name] = jnp.array([float(x[name]) for x in drawn], jnp.float32)
+    agent = dataclasses.replace(state.agent, hyperparameters=values)
+    scores = jnp.zeros((self._config.members, 2))
+    return state._replace(agent=agent, member=Member(scores, self._own))
 
   def evolve(
     self, state: State, output: Output, before: jax.Array, after: jax.Array
-  ) -> tuple[State, jax.Array]:
+  ) -> State:
     """Adds returns to the scores; ready members exploit and explore.
 
     Args:
@@ -74,58 +81,53 @@ class Population:
       output: results of all members on this core.
       before: `[]` int32, `Clock.time` before these results.
       after: `[]` int32, `Clock.time` after them.
-
-    Returns:
-      The states; and `[members]` int32, the member that each has copied.
     """
     returns = output.episode_return.reshape(self._config.members, -1)
     ended = ~jnp.isnan(returns)
     sums = jnp.stack([jnp.nansum(returns, 1), jnp.sum(ended, 1)], axis=1)
-    scores = state.scores + losses.sum_over_cores(sums, sharding.CORES)
-    own = jnp.arange(self._config.members)
+    scores, parent = state.member
+    scores += losses.sum_over_cores(sums, sharding.CORES)
 
     def evolved(agent: base.AgentState) -> tuple[base.AgentState, jax.Array]:
-      copy_key, explore_key = jax.random.split(self._key(after))
-      means = scores[:, 0] / scores[:, 1]
-      source = populations.exploit(self._config, copy_key, means)
-      other = jax.tree.map(lambda x: x[source], agent)
-      values = populations.explore(
+      source, values = populations.evolve(
         self._config,
-        explore_key,
-        other.hyperparameters,
+        self._key(after),
+        scores[:, 0] / scores[:, 1],
+        agent.hyperparameters,
         self._spaces,
-        source != own,
       )
       other = dataclasses.replace(
-        other, resets=agent.resets, hyperparameters=values
+        jax.tree.map(lambda x: x[source], agent),
+        resets=agent.resets,
+        hyperparameters=values,
       )
       return populations.inherited(agent, other), source
 
     due = before // self._period != after // self._period
-    agent, source = jax.lax.cond(due, evolved, lambda x: (x, own), state.agent)
-    scores = jnp.where(due, 0.0, scores)
-    return state._replace(agent=agent, scores=scores), source
+    agent, source = jax.lax.cond(
+      due, evolved, lambda x: (x, self._own), state.agent
+    )
+    member = Member(jnp.where(due, 0.0, scores), parent[source])
+    return state._replace(agent=agent, member=member)
 
-  def note(self, source: types.Array, agent: base.AgentState) -> None:
-    """Notes copies and hyper-parameters for the next line of metrics."""
-    self._parents = self._parents[np.asarray(source)]
-    values = agent.hyperparameters
-    self._values = {name: np.asarray(values[name]) for name in self._spaces}
-
-  def measure(self) -> dict[str, metrics.Value]:
+  def measure(self, state: State) -> tuple[dict[str, metrics.Value], State]:
     """Returns the hyper-parameters of each member, and its parent.
 
-    The parent is the member that had its parameters at the line before.
+    In the state that is also returned, each member is its own parent.
     """
     line: dict[str, metrics.Value] = {}
-    for k, parent in enumerate(self._parents):
-      line[f"{metrics.OF_MEMBER}{k}_parent"] = int(parent)
-      for name, values in self._values.items():
-        line[f"{metrics.OF_MEMBER}{k}_{name}"] = float(values[k])
-    self._parents = np.arange(len(self._parents))
-    return line
+    values = {k: state.agent.hyperparameters[k] for k in self._spaces}
+    for name, column in {"parent": state.member.parent, **values}.items():
+      for k, value in enumerate(np.asarray(column).tolist()):
+        line[f"{metrics.OF_MEMBER}{k}_{name}"] = value
+    member = state.member._replace(parent=self._own)
+    return line, state._replace(member=member)
 
-  def _key(self, time: jax.Array | int) -> jax.Array:
+  @property
+  def _own(self) -> jax.Array:
+    return jnp.arange(self._config.members)
+
+  def _key(self, time: jax.Array) -> jax.Array:
     # Not folded into the seed's own key, from which other keys are split.
     own = jax.random.fold_in(jax.random.key(self._seed), _STREAM)
     return jax.random.fold_in(own, jnp.uint32(time))

@@ -67,8 +67,7 @@ class State(NamedTuple):
     past: `[L - T - 1, N, ...]` `types.Unroll`, the steps that the next unroll
       begins with, each with its core state.
     replay: `[cores, ...]` replays of the cores; () if there is none.
-    scores: `[2]` float32, sum and number of returns since a population's member
-      was ready; () without a population.
+    member: `population.Member`; () without a population.
   """
 
   agent: base.AgentState
@@ -79,7 +78,7 @@ class State(NamedTuple):
   episode_length: jax.Array
   past: types.Tree
   replay: types.Tree
-  scores: types.Tree = ()
+  member: types.Tree = ()
 
 
 class Clock(NamedTuple):

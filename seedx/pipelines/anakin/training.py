@@ -145,8 +145,9 @@ class Training:
     agent, self._keys = self._put(
       _start(config, self._one.agent), (self._spec(), self._key_specs)
     )
-    self._init = self._per_core(
-      self._one.init,
+    self._init = sharding.per_core(
+      self._of_all(self._one.init, 2),
+      self._mesh,
       (self._spec(), self._key_specs),
       (self._state_specs, self._spec(sharding.CORES)),
     )
@@ -157,7 +158,7 @@ class Training:
       self._advanced,
       self._mesh,
       (self._state_specs, self._key_specs, *[PartitionSpec()] * 3),
-      (self._state_specs, self._output_specs, PartitionSpec()),
+      (self._state_specs, self._output_specs),
       donate_argnums=0,
     )
     self._clock = Clock(np.int32(self._one.past), np.int32(0))
@@ -190,11 +191,9 @@ class Training:
     """Calls the program once, and counts its results."""
     due = self._take_due()
     with self._changing:
-      self._state, output, source = self._advance(
+      self._state, output = self._advance(
         self._state, self._keys, self._clock, self._recorded, due
       )
-      if self._population is not None:
-        self._population.note(source, self._state.agent)
       rollouts, updated = len(due), int(np.sum(due))
       self._clock = Clock(
         np.int32(self._clock.time + rollouts * self._one.period),
@@ -232,7 +231,9 @@ class Training:
         mean = returns.mean() if self.acted.all_have_ended else None
         line[f"{metrics.OF_SEED}{seed}"] = mean
     if self._population is not None:
-      line |= self._population.measure()
+      members, state = self._population.measure(self._state)
+      self._state = self._put(state, self._state_specs)
+      line |= members
     return line
 
   @property
@@ -275,8 +276,6 @@ class Training:
     # Copies, because the program donates its arguments.
     state = jax.tree.map(jnp.array, state)
     self._state = self._put(state, self._state_specs)
-    if self._population is not None:
-      self._population.note(np.arange(self._config.trainings), agent)
     self._clock = Clock(*map(np.int32, counts["clock"]))
     if self._ratio:
       self._ratio.restore(counts["ratio"])
@@ -314,16 +313,11 @@ class Training:
     replay_source.check_memory(self._config.replay, cores, size // len(cores))
 
   def _started(self, agent: base.AgentState) -> State:
-    if self._population is not None:
-      agent = self._put(self._population.begin(agent), self._spec())
     state, faults = self._init(agent, self._keys)
     faults = np.asarray(faults)
     self._check_faults(faults, int(np.count_nonzero(faults)))
     if self._population is not None:
-      members = self._config.trainings
-      self._population.note(np.arange(members), state.agent)
-      scores = self._put(np.zeros((members, 2), np.float32), self._spec())
-      state = state._replace(scores=scores)
+      state = self._put(self._population.begin(state), self._state_specs)
     return state
 
   def _advanced(
@@ -333,15 +327,14 @@ class Training:
     clock: Clock,
     recorded: types.Tree,
     due: jax.Array,
-  ) -> tuple[State, Output, types.Tree]:
+  ) -> tuple[State, Output]:
     """Advances all trainings on one core; members of a population evolve."""
     scan = self._of_all(self._scan, 5)
     state, output = scan(state, keys, clock, recorded, due)
-    if self._population is None:
-      return state, output, ()
-    end = clock.time + len(due) * self._one.period
-    state, source = self._population.evolve(state, output, clock.time, end)
-    return state, output, source
+    if self._population is not None:
+      end = clock.time + len(due) * self._one.period
+      state = self._population.evolve(state, output, clock.time, end)
+    return state, output
 
   def _check_faults(self, faults: np.ndarray, steps: int) -> None:
     """Counts faulty steps of environments, `[..., N]`.
@@ -439,13 +432,6 @@ class Training:
       last = {k: x[:, -1].mean() for k, x in output.metrics.items()}
       self._metrics = {k: float(x) for k, x in last.items()}
 
-  def _per_core(
-    self, function: Any, in_specs: types.Tree, out_specs: types.Tree
-  ) -> Any:
-    """Returns a program for all seeds, see `_of_all`."""
-    function = self._of_all(function, len(in_specs))
-    return sharding.per_core(function, self._mesh, in_specs, out_specs)
-
   def _of_all(self, function: Any, arguments: int) -> Any:
     """Maps a function of one training over all of them.
 
@@ -484,7 +470,7 @@ class Training:
       episode_length=rows,
       past=self._spec(None, sharding.CORES),
       replay=rows,
-      scores=self._spec(),
+      member=self._spec(),
     )
 
   @functools.cached_property

@@ -9,6 +9,7 @@ the pipeline `evolution`. Both members of a pair have the same random numbers.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import dm_env
@@ -18,11 +19,10 @@ import numpy as np
 import tree
 from jax.sharding import PartitionSpec
 
-from seedx import envs, sharding, types
+from seedx import envs, losses, sharding
 from seedx.acting import perturbed
-from seedx.agents import base, evolution
+from seedx.agents import acting_step, base, evolution
 from seedx.envs import env_specs, functional
-from seedx.learning import learner as learner_lib
 from seedx.pipelines.evolution import training
 from seedx.runtime import process
 
@@ -30,106 +30,94 @@ _LAST = int(dm_env.StepType.LAST)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(process.Config):
-  """The options of an evolution run on devices, which has one learner host.
+class Config(training.Options):
+  """The options of an evolution run on devices.
 
   Attributes:
     env: the environment, made of JAX functions.
-    pairs: number of pairs in an iteration.
-    max_episode_steps: number of env steps after which an episode is cut; its
-      return so far counts.
-    learner: the devices, which play and compute updates.
+    population: the members.
   """
 
   env: envs.Config = envs.Config("seedx:CartPole-v1")
-  pairs: int = types.setting(256, low=1, high=2**20)
-  max_episode_steps: int = types.setting(100_000, low=1, high=2**31 - 1)
-  learner: learner_lib.DevicesConfig = learner_lib.DevicesConfig()
-
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    types.check_range("hosts", self.learner.hosts, 1, 1)
-    training.check_divides(self.learner, self.pairs)
+  population: perturbed.Population = perturbed.Population(pairs=256)
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the only process: programs that play and update."""
-    population = perturbed.Config(
-      pairs=self.pairs, num_workers=0, pairs_per_worker=self.pairs
-    )
-    centre = training.Centre(self, context, self.learner, population)
+    centre = training.Centre(self, context)
     mesh = sharding.mesh(centre.learning.cores)
-    one, each = PartitionSpec(), PartitionSpec(sharding.CORES)
+    one, each = sharding.REPLICATED, PartitionSpec(sharding.CORES)
     program = sharding.per_core(
-      Episodes(self.agent.make(centre.spec), self), mesh, (one, each), each
+      episodes(self.agent.make(centre.spec), self),
+      mesh,
+      (one, each),
+      (each, each, one),
     )
 
     def play(
       state: base.AgentState, version: int, pair: np.ndarray
-    ) -> perturbed.Results:
-      on_cores = sharding.replicate(jax.device_get(state), mesh)
-      returns, lengths, totals = jax.device_get(program(on_cores, pair))
-      totals = jax.tree.map(lambda x: x.sum(axis=0), totals)
-      return perturbed.Results(
-        np.int32(version), pair, returns, lengths, totals
-      )
+    ) -> list[evolution.Fitness]:
+      played = program(sharding.replicate(jax.device_get(state), mesh), pair)
+      fitness = np.int32(version), pair, *jax.device_get(played)
+      return [evolution.Fitness(*fitness)]
 
-    return centre.process(play)
+    return centre.process(context.seeds(self.seed), play)
 
 
-class Episodes:
-  """The episodes of a core's members, as a function of the agent's state."""
+def episodes(
+  agent: base.Agent, config: Config
+) -> Callable[[base.AgentState, jax.Array], Any]:
+  """Returns a function that plays the episodes of a core's members.
 
-  def __init__(self, agent: base.Agent, config: Config) -> None:
-    """Makes the environment.
+  The function maps the centre's state and the pairs `[P]` to returns and
+  lengths `[P, 2]`, and the totals of all cores.
 
-    Raises:
-      types.ConfigError: it is not made of JAX functions.
-    """
-    self._agent, self._cap = agent, config.max_episode_steps
-    self._environment = functional.make(config.env)
-    self._spec = envs.spec(config.env)
+  Raises:
+    types.ConfigError: the environment is not made of JAX functions.
+  """
+  environment, spec = functional.make(config.env), envs.spec(config.env)
+  agent, cap = acting_step.per_row(agent), config.population.max_episode_steps
 
-  def __call__(self, state: base.AgentState, pair: jax.Array) -> Any:
-    """Returns returns and lengths `[P, 2]`, and totals `[1, ...]`."""
-    members = evolution.population(self._agent, self._spec, state, pair)
-    size = 2 * len(pair)
+  def play(state: base.AgentState, pair: jax.Array) -> Any:
+    acting, size = evolution.members(state, pair), 2 * len(pair)
     keys = jax.vmap(jax.random.key)(jnp.repeat(pair, 2))
-    env = functional.init(self._environment, keys)
-    spec, zeros = self._spec.action, jnp.zeros(size)
-    action = jnp.zeros((size, *spec.shape), spec.dtype)
-    env, timestep = self._step(env, action, keys, jnp.int32(0))
-    alive, count = jnp.ones(size, bool), jnp.zeros(size, jnp.int32)
+    zeros, statistics = jnp.zeros(size), state.statistics
 
     def step(carry: Any) -> Any:
-      env, timestep, population, alive, returns, lengths, time = carry
-      action, population = evolution.act(
-        self._agent,
-        self._spec,
-        population,
-        state.statistics,
-        timestep,
-        alive,
+      env, member, totals, alive, returns, lengths, time = carry
+      times = jnp.full(size, time)
+      env, timestep = functional.step(
+        environment, env, member.action, keys, times
       )
-      env, timestep = self._step(env, action, keys, time)
+      observation = tree.map_structure(
+        env_specs.seen, spec.observation, timestep.observation
+      )
+      timestep = timestep._replace(observation=observation)
       returns += jnp.where(alive, timestep.reward, 0.0)
-      lengths += alive
-      alive &= (timestep.step_type != _LAST) & (time < self._cap)
-      return env, timestep, population, alive, returns, lengths, time + 1
+      lengths += alive & (time > 0)  # The first step is a reset.
+      alive &= (timestep.step_type != _LAST) & (time < cap)
+      totals = evolution.count_observations(
+        spec, statistics, totals, observation, alive
+      )
+      taken = acting_step.take(
+        agent, acting, jax.random.key(0), timestep, member, zeros
+      )
+      after = taken.acting_state
+      return env, after, totals, alive, returns, lengths, time + 1
 
-    *_, population, _, returns, lengths, _ = jax.lax.while_loop(
+    _, _, totals, _, returns, lengths, _ = jax.lax.while_loop(
       lambda carry: jnp.any(carry[3]),
       step,
-      (env, timestep, members, alive, zeros, count, jnp.int32(1)),
+      (
+        functional.init(environment, keys),
+        acting_step.initial_state(agent, spec, size),
+        evolution.no_totals(statistics),
+        jnp.ones(size, bool),
+        zeros,
+        jnp.zeros(size, jnp.int32),
+        jnp.int32(0),
+      ),
     )
-    totals = jax.tree.map(lambda x: x[None], population.totals)
+    totals = losses.sum_over_cores(totals, sharding.CORES)
     return returns.reshape(-1, 2), lengths.reshape(-1, 2), totals
 
-  def _step(
-    self, env: types.Tree, action: jax.Array, keys: jax.Array, time: jax.Array
-  ) -> tuple[types.Tree, dm_env.TimeStep]:
-    times = jnp.full(len(keys), time, jnp.int32)
-    env, timestep = functional.step(self._environment, env, action, keys, times)
-    observation = tree.map_structure(
-      env_specs.seen, self._spec.observation, timestep.observation
-    )
-    return env, timestep._replace(observation=observation)
+  return play

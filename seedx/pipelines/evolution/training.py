@@ -1,8 +1,7 @@
 """The learner of an evolution run, and its workers."""
 
 import dataclasses
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -16,26 +15,41 @@ from seedx.learning import learner as learner_lib
 from seedx.runtime import process, seeding
 from seedx.wire import serving
 
-# Plays pairs with a state and its version; None if the run is over.
-Play = Callable[[base.AgentState, int, np.ndarray], perturbed.Results | None]
+# Plays pairs with a state and its version; ends early if the run is over.
+Play = Callable[[base.AgentState, int, np.ndarray], Iterable[evolution.Fitness]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(process.ServerConfig):
-  """The options of an evolution run, which has one learner host.
+class Options(process.Config):
+  """The options of every evolution run, which has one learner host.
 
   Attributes:
-    population: the members, and the workers that play them.
-    learner: devices that compute updates.
+    population: the members.
+    learner: devices that compute updates; they also play without processes.
   """
 
-  population: perturbed.Config = perturbed.Config()
+  population: perturbed.Population = perturbed.Population()
   learner: learner_lib.DevicesConfig = learner_lib.DevicesConfig()
 
   def __post_init__(self) -> None:
     super().__post_init__()
     types.check_range("hosts", self.learner.hosts, 1, 1)
-    check_divides(self.learner, self.population.pairs)
+    if self.population.pairs % self.learner.num_cores:
+      raise types.ConfigError(
+        f"expected pairs that are a multiple of {self.learner.num_cores}, the"
+        f" number of learner devices, found {self.population.pairs}"
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options, process.ServerConfig):
+  """The options of an evolution run in processes.
+
+  Attributes:
+    population: the members, and the workers that play them.
+  """
+
+  population: perturbed.Config = perturbed.Config()
 
   def nodes(self) -> list[topology.Node]:
     """Returns the workers, if there are any."""
@@ -52,30 +66,20 @@ class Config(process.ServerConfig):
 
   def learn(self, context: process.Context) -> process.Process:
     """Returns the learner process: returns in, updates."""
-    made = Centre(self, context, self.learner, self.population)
+    centre = Centre(self, context)
+    seeds = context.seeds(self.seed)
     if count := self.population.num_workers:
       server = self.make_server(count)
-      made.book.bind(server, made.newest)
-      return made.process(None, server)
+      centre.book.bind(server, centre.newest, self.population, seeds)
+      return centre.process(seeds, lambda *_: (), server)
     player = perturbed.Player(
-      self.agent.make(made.spec), self.env, self.population, made.seeds.take
+      self.agent.make(centre.spec),
+      self.env,
+      self.population,
+      seeds.take,
+      context.stop,
     )
-
-    def play(
-      state: base.AgentState, version: int, pair: np.ndarray
-    ) -> perturbed.Results | None:
-      return player.play(state, version, pair, context.stop)
-
-    return made.process(play, close=player.close)
-
-
-def check_divides(learner: learner_lib.DevicesConfig, pairs: int) -> None:
-  """Raises types.ConfigError if the learner devices do not divide the pairs."""
-  if pairs % learner.num_cores:
-    raise types.ConfigError(
-      f"expected pairs that are a multiple of {learner.num_cores}, the number"
-      f" of learner devices, found {pairs}"
-    )
+    return centre.process(seeds, player.play, ending=player.close)
 
 
 class Centre:
@@ -84,18 +88,11 @@ class Centre:
   Attributes:
     spec: the environment's observations and actions.
     acted: counts of the members' env steps.
-    seeds: seeds of environments.
     learning: learner of the centre.
     book: pairs and results of the iterations.
   """
 
-  def __init__(
-    self,
-    config: process.Config,
-    context: process.Context,
-    learner: learner_lib.DevicesConfig,
-    population: perturbed.Config,
-  ) -> None:
+  def __init__(self, config: Options, context: process.Context) -> None:
     """Makes the learner's state.
 
     Raises:
@@ -111,95 +108,57 @@ class Centre:
       )
     self.acted = context.acted(self.spec, config.total_steps)
     self.acted.rates_policy = False
-    self.seeds = context.seeds(config.seed)
     self.learning = learner_lib.Learner(
       agent,
-      learner,
+      config.learner,
       experience.Once(),
       context.keys(config.seed).learner,
       stop=context.stop,
     )
+    self._stop = context.stop
     self.book = populations.Iterations(
-      population,
+      config.population.pairs,
       seeding.Seeds(config.seed).take(0),
       evolution.no_totals(self.learning.state.statistics),
       self.acted,
-      self.seeds,
+      context.stop,
     )
-    self._publish()
 
   def newest(self) -> tuple[types.Tree, int]:
-    """Returns the leaves of the newest state, and its version."""
-    return self._newest
+    """Returns the leaves of the newest computed state, and its version."""
+    saved = self.learning.saved()
+    return jax.tree.leaves(saved.agent), int(saved.counts["steps"])
 
   def process(
     self,
-    play: Play | None,
+    seeds: seeding.Seeds,
+    play: Play,
     server: serving.Server | None = None,
-    close: Callable[[], None] = lambda: None,
+    ending: Callable[[], None] = lambda: None,
   ) -> process.Process:
-    """Returns the process; `play` plays in it, None if workers play."""
-    ended = threading.Event()
-
-    def learn() -> None:
-      for _ in self._steps(None):
-        pass
-      ended.set()
-
-    def closing() -> None:
-      self.learning.finish()
-      close()
-
+    """Returns the process; `play` returns nothing if workers play."""
     return process.Process(
       acted=self.acted,
-      parts={
-        "agent": self.learning,
-        "acted": self.acted,
-        "seeds": self.seeds,
-      },
+      parts={"agent": self.learning, "acted": self.acted, "seeds": seeds},
       begin=self.learning.begin,
       policy=self.learning.policy,
-      measures=[
-        self.acted,
-        self.learning,
-        self.book,
-        *([server] if server else []),
-      ],
-      # Results of workers are waited for on another thread than the log's.
-      threads={} if play else {"learner": learn},
-      done=ended.is_set,
-      steps=(lambda: self._steps(play)) if play else None,
+      measures=[self.acted, self.learning, self.book, *filter(None, [server])],
+      steps=lambda: self._steps(play),
       server=server,
-      stopping=self.book.close,
-      close=closing,
+      ending=ending,
+      close=self.learning.finish,
     )
 
-  def _publish(self) -> None:
-    leaves = jax.tree.leaves(self.learning.state)
-    self._newest = leaves, self.learning.version
-
-  def _steps(self, play: Play | None) -> Iterator[None]:
-    """Trains; yields after each iteration."""
-    learning, cores = self.learning, self.learning.cores
-    specs = learning.agent.needs.specs
-    self._publish()  # It may be restored.
+  def _steps(self, play: Play) -> Iterator[None]:
+    """Trains; yields after each iteration, and while it waits for workers."""
+    learning = self.learning
     while not self.acted.is_done:
-      for pair in self.book.begin(learning.version):
-        if play is None:
-          break
-        results = play(learning.state, learning.version, pair)
-        if results is None:
-          return
+      pair = self.book.begin(learning.version)
+      for results in play(learning.state, learning.version, pair):
         self.book.add(results)
-      complete = self.book.collect()
-      if complete is None:
-        return
-      batch = perturbed.fitness_of(complete, len(cores))
-      shares = [
-        sharding.put(sharding.shard(batch, specs, i, len(cores)), core)
-        for i, core in enumerate(cores)
-      ]
-      learning.learn_from([types.Share(x) for x in shares])
-      learning.publish()
-      self._publish()
+      while (fitness := self.book.collect()) is None:
+        if self._stop.is_set():
+          return
+        yield
+      learning.learn_from(learning.shares(fitness))
       yield

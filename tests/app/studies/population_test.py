@@ -93,17 +93,12 @@ class Runs:
     )
 
   def train(self, places):
-    made = self.make()
-    trained = pool.Pool(
-      self.folder, self.stop, places, start=self.start, prepare=made.prepare
-    )
-    return made.train(trained)
+    return self.make(places).train()
 
-  def make(self):
+  def make(self, places=4):
     spaces = {"learning_rate": RATES}
-    return population._Population(
-      self.options, ["a2c"], spaces, self.folder, self.stop
-    )
+    trained = pool.Pool(self.folder, self.stop, places, start=self.start)
+    return population._Population(self.options, ["a2c"], spaces, trained)
 
   def start(self, trial, run_dir):
     self.starts.append(trial)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from seedx import metrics
-from seedx.app.studies import ray_tasks, search, sweep, trials
+from seedx.app.studies import ray_tasks, search, study, sweep, trials
 from seedx.launch import ray_cluster
 from tests import programs, running, with_ray
 
@@ -126,9 +126,9 @@ def run_search(tmp_path, failed, score="episode_return", seeds=1):
 
 
 def test_a_score_is_a_metric_that_the_trials_have():
-  assert sweep.score_of("episode_return", ()) == "episode_return"
-  assert sweep.score_of("a/won", ("b", "a/won")) == "info_a/won"
-  assert sweep.score_of("info_b", ("b",)) == "info_b"
+  assert study.score_of("episode_return", ()) == "episode_return"
+  assert study.score_of("a/won", ("b", "a/won")) == "info_a/won"
+  assert study.score_of("info_b", ("b",)) == "info_b"
 
 
 def test_trials_are_ranked_by_the_score(tmp_path):
