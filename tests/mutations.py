@@ -311,7 +311,7 @@ lost-changes-are-not-made-again app/studies/population.py app/studies/population
 - (other, member.values) if is_lost else None
 + None
 members-keep-their-places app/studies/population.py app/studies/population
-- self._takes_turns and not self._waiting.empty()
+- takes_turns and not self._waiting.empty()
 + False
 worst-trials-continue app/studies/search.py app/studies/search
 - direction="maximize", pruner=pruner
