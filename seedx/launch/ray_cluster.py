@@ -437,7 +437,7 @@ def _play(
     while (status := process.status()) is None:
       time.sleep(_LOOK_SECONDS)
     return status, process.last_error()
-  finally:  # `_Task.leave` interrupts the loop.
+  finally:  # `_Task.leave` interrupts a relay's loop.
     process.leave()
     process.end(_END_SECONDS)
 
@@ -470,8 +470,9 @@ class _Task:
     return self._error
 
   def leave(self) -> None:
-    ray().cancel(self._result)
+    # A relay has a socket to remove. Ray aborts this process if a task that
+    # is ending is cancelled again, by force.
+    ray().cancel(self._result, force=not self.name.startswith(_RELAY))
 
   def end(self, timeout_seconds: float) -> None:
     ray().wait([self._result], timeout=timeout_seconds)
-    ray().cancel(self._result, force=True)
