@@ -64,10 +64,7 @@ class UnrollServer:
     self._parameters = parameters.Source(newest)
     self._max_rows = actors.envs_per_actor
     self._newest = newest
-    self._sink = sink
-    # Held while the sink blocks, so that shares arrive one by one.
-    self._filling = threading.Lock()
-    self._shares = _Shares(programs.layout.num_slots)
+    self._shares = Shares(programs.layout.num_slots, newest, sink)
 
   def bind(self, server: serving.Server) -> None:
     """Binds the streams for parameters and for unrolls."""
@@ -89,9 +86,7 @@ class UnrollServer:
 
   def example(self) -> types.Share:
     """Returns a share of zeros."""
-    return jax.tree.map(
-      lambda x: np.zeros(x.shape, x.dtype), self._programs.share()
-    )
+    return self._programs.example()
 
   def check(
     self, experience: unroll_messages.Experience, exploration: np.ndarray
@@ -123,15 +118,10 @@ class UnrollServer:
     Raises:
       wire.Refusal: CANCELLED, the run is over.
     """
-    with self._filling:
-      origin = self._programs.agent.needs.origin(env, number)
-      shares = self._shares.add(
-        experience.unroll, experience.priorities, origin
-      )
-      for share in shares:
-        if not self._sink(share):
-          raise wire.Refusal(wire.StatusCode.CANCELLED, "this run is over")
-    return np.int32(self._newest()[1])
+    origin = self._programs.agent.needs.origin(env, number)
+    return self._shares.take(
+      types.Share(experience.unroll, experience.priorities, origin)
+    )
 
   def _open(self, hello: Mapping[str, Any]) -> "_Session":
     session = self.sessions.open(hello)
@@ -235,32 +225,50 @@ class _Session:
     self._server.sessions.close(self._session)
 
 
-class _Shares:
-  """Messages of any number of rows, cut into shares of one size."""
+class Shares:
+  """Unrolls of any number of peers, which are cut into shares; thread-safe."""
 
-  def __init__(self, size: int) -> None:
+  def __init__(
+    self,
+    size: int,
+    newest: Callable[[], tuple[types.Tree, int]],
+    sink: Sink,
+  ) -> None:
+    """Starts without unrolls.
+
+    Args:
+      size: number of unrolls of a share.
+      newest: function that returns the newest acting parameters and their
+        version.
+      sink: function that takes shares; peers wait while it blocks.
+    """
     self._size = size
-    self._waiting: list[types.Tree] = []
+    self._newest = newest
+    self._sink = sink
+    # Held while the sink blocks, so that shares arrive one by one.
+    self._filling = threading.Lock()
+    self._waiting: list[types.Share] = []
     self._rows = 0
 
-  def add(
-    self, unroll: types.Unroll, priorities: types.Tree, origin: types.Tree
-  ) -> Iterator[types.Share]:
-    """Adds `[S, L, ...]` unrolls, and yields full shares."""
-    self._waiting.append((unroll, priorities, origin))
-    self._rows += len(unroll.version)
+  def take(self, unrolls: types.Share) -> np.int32:
+    """Adds `[S, L, ...]` unrolls, and returns the newest parameters' version.
+
+    Raises:
+      wire.Refusal: CANCELLED, the run is over.
+    """
+    with self._filling:
+      for share in self._full(unrolls):
+        if not self._sink(share):
+          raise wire.Refusal(wire.StatusCode.CANCELLED, "this run is over")
+    return np.int32(self._newest()[1])
+
+  def _full(self, unrolls: types.Share) -> Iterator[types.Share]:
+    self._waiting.append(unrolls)
+    self._rows += len(unrolls.data.version)
     while self._rows >= self._size:
       everything = trees.concatenate(self._waiting, self._rows)
       full = tree.map_structure(lambda x: x[: self._size], everything)
       rest = tree.map_structure(lambda x: x[self._size :], everything)
       self._waiting = [rest]
       self._rows -= self._size
-      yield types.Share(_time_major(full[0]), *full[1:])
-
-
-def _time_major(unroll: types.Unroll) -> types.Unroll:
-  """Returns `[S, L, ...]` unrolls as `[L, S, ...]`."""
-  steps = tree.map_structure(
-    lambda leaf: np.swapaxes(leaf, 0, 1), unroll._replace(core_state=())
-  )
-  return steps._replace(core_state=unroll.core_state)
+      yield full._replace(data=unroll_messages.swapped(full.data))
