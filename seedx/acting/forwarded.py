@@ -84,6 +84,7 @@ class ForwardServer:
 
   Attributes:
     layout: layout of their messages.
+    shares: shares of their unrolls.
   """
 
   def __init__(
@@ -120,7 +121,7 @@ class ForwardServer:
     self._addresses = addresses
     self._newest = newest
     agent, spec, store = programs.agent, programs.spec, programs.layout
-    self._shares = unroll_server.Shares(store.num_slots, newest, sink)
+    self.shares = unroll_server.Shares(store.num_slots, newest, sink)
     of_message = local_actor.Programs.of(
       agent, spec, store.period, sizes[0][0].share_size
     )
@@ -172,11 +173,6 @@ class ForwardServer:
       raise wire.invalid("integers as kinds, slots and numbers", "others")
     if np.isinf(inputs.events).any():
       raise wire.invalid("finite numbers or NaN as info", "an infinity")
-
-  def take(self, unrolls: types.Share) -> np.int32:
-    """Takes unrolls that have been checked; see `unroll_server.Shares`."""
-    data = unroll_messages.swapped(unrolls.data)
-    return self._shares.take(unrolls._replace(data=data))
 
   def close(self, process: int) -> None:
     """Ends the session of an inference process."""
@@ -253,7 +249,7 @@ class _Session:
       for event in inputs.events:
         self._count(event)
     self.measured = inputs.measured
-    return self._server.take(inputs.share)
+    return self._server.shares.take(inputs.share)
 
   def close(self) -> None:
     """Counts the environments' unrolls as discarded when the stream ends."""

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import tree
 
-from seedx import envs, trees, types, wire
+from seedx import envs, types, wire
 from seedx.acting import (
   episodes,
   local_actor,
@@ -119,9 +119,8 @@ class UnrollServer:
       wire.Refusal: CANCELLED, the run is over.
     """
     origin = self._programs.agent.needs.origin(env, number)
-    return self._shares.take(
-      types.Share(experience.unroll, experience.priorities, origin)
-    )
+    unroll = unroll_messages.swapped(experience.unroll)
+    return self._shares.take(types.Share(unroll, experience.priorities, origin))
 
   def _open(self, hello: Mapping[str, Any]) -> "_Session":
     session = self.sessions.open(hello)
@@ -251,7 +250,7 @@ class Shares:
     self._rows = 0
 
   def take(self, unrolls: types.Share) -> np.int32:
-    """Adds `[S, L, ...]` unrolls, and returns the newest parameters' version.
+    """Adds any number of unrolls; returns the newest parameters' version.
 
     Raises:
       wire.Refusal: CANCELLED, the run is over.
@@ -264,11 +263,33 @@ class Shares:
 
   def _full(self, unrolls: types.Share) -> Iterator[types.Share]:
     self._waiting.append(unrolls)
-    self._rows += len(unrolls.data.version)
+    self._rows += unrolls.data.version.shape[1]
     while self._rows >= self._size:
-      everything = trees.concatenate(self._waiting, self._rows)
-      full = tree.map_structure(lambda x: x[: self._size], everything)
-      rest = tree.map_structure(lambda x: x[self._size :], everything)
+      everything = self._waiting[0]
+      if len(self._waiting) > 1:
+        # Contiguous, so that JAX for CPU need not copy the share again.
+        everything = _mapped(
+          lambda axis, *x: np.concatenate(x, axis), *self._waiting
+        )
+      full, rest = (
+        _mapped(
+          lambda axis, x, k=k: np.split(x, [self._size], axis)[k], everything
+        )
+        for k in range(2)
+      )
       self._waiting = [rest]
       self._rows -= self._size
-      yield full._replace(data=unroll_messages.swapped(full.data))
+      yield full
+
+
+def _mapped(
+  function: Callable[..., np.ndarray], *shares: types.Share
+) -> types.Share:
+  """Maps each leaf of shares by a function of its axis of unrolls, and it."""
+  steps = [x.data._replace(core_state=()) for x in shares]
+  unrolls = [(x.data.core_state, x.priorities, x.origin) for x in shares]
+  data, (core_state, *others) = (
+    tree.map_structure(functools.partial(function, axis), *nests)
+    for axis, nests in ((1, steps), (0, unrolls))
+  )
+  return types.Share(data._replace(core_state=core_state), *others)

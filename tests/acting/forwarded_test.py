@@ -225,7 +225,7 @@ def test_a_message_that_breaks_a_rule_is_not_learned_from(sent, words):
   with pytest.raises(wire.Refusal, match=words) as caught:
     made.join(0)(sent)
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
-  assert not made.server._shares._waiting
+  assert not made.server.shares._waiting
 
 
 @pytest.mark.parametrize("process", [None, -1, 2, True, "0"])

@@ -87,7 +87,9 @@ def test_messages_of_all_sizes_are_cut_into_shares_of_one_size(
     message = running.copied((unroll_of(numbers), priorities, origin))
     for leaf in jax.tree.leaves(message):
       leaf.flags.writeable = False
-    assert shares.take(types.Share(*message)) == 5
+    unroll, *others = message
+    unroll = unroll_messages.swapped(unroll)
+    assert shares.take(types.Share(unroll, *others)) == 5
     full, taken[:] = taken[:], []
     for unroll, share_priorities, share_origin in full:
       expected, waiting = waiting[:size], waiting[size:]
