@@ -70,19 +70,14 @@ class Config(process.ServerConfig):
 
   @property
   def message_size(self) -> int:
-    """Number of unrolls in a message: each process has its part of a share.
-
-    So a process does not collect unrolls for longer than one that alone acts
-    for all.
-    """
+    """Number of unrolls in a message: the part of a process in a share."""
     return max(1, self.learner.share_size // self.num_inference)
 
   def with_sockets(self, folder: str) -> Self:
     """Returns the config with a socket in `folder` for each missing address."""
-    sockets = [
-      f"unix:{folder}/inference-{k}" for k in range(self.num_inference)
-    ]
-    addresses = self.inference_addresses or tuple(sockets)
+    numbers = range(self.num_inference)
+    sockets = tuple(f"unix:{folder}/inference-{k}" for k in numbers)
+    addresses = self.inference_addresses or sockets
     config = super().with_sockets(folder)
     return dataclasses.replace(config, inference_addresses=addresses)
 
@@ -149,9 +144,6 @@ class Config(process.ServerConfig):
 
   def _sizes(self, agent: base.Agent) -> list[list[inference_lib.Sizes]]:
     """Returns the sizes of the devices of each inference process."""
-    length, size = self.learner.unroll_length, self.message_size
-    count = self.num_inference
-    return [
-      self.inference.sizes(agent, self.actors, length, size, k, count)
-      for k in range(count)
-    ]
+    sizes = self.actors, self.learner.unroll_length, self.message_size
+    each = range(self.num_inference)
+    return [self.inference.sizes(agent, *sizes, k, len(each)) for k in each]
