@@ -128,18 +128,21 @@ lengths-of-ended-episodes acting/perturbed.py acting/perturbed
 train-buffer-grows learning/labelled.py learning/labelled
 - index = self._sizes[core] % self._capacity
 + index = self._sizes[core]
-games-in-another-order acting/forwarded.py acting/forwarded
-- if slot in seen or kind != events[first, 0]:
-+ if kind != events[first, 0]:
+games-of-other-environments acting/forwarded.py acting/forwarded
+- self._has_joined[slot] == (kind == JOINED)
++ False
 lost-unrolls-of-a-process acting/forwarded.py acting/forwarded
 - self._acted.add_discarded(len(left))
 + pass
 forwarded-steps-in-any-order acting/forwarded.py acting/forwarded
 - (step_type[1:] == 0) != (step_type[:-1] == 2)
 + step_type > 2
-leased-seeds-again acting/inference_node.py acting/forwarded
-- self._next, self._next + count
-+ self._next, self._next
+seeds-of-two-actors acting/forwarded.py acting/forwarded
+- self._seeds.take(count)
++ self._seeds.take(1)
+events-again acting/inference_node.py acting/forwarded
+- taken, self._events =
++ taken, _ =
 draws-from-an-empty-buffer learning/sampled.py learning/sampled
 - max(1, self._num_added)
 + self._config.buffer_batches

@@ -69,6 +69,7 @@ class Config:
     actors: thin_actor.Config,
     period: int,
     share_size: int,
+    process: int = 0,
     processes: int = 1,
   ) -> "list[Sizes]":
     """Returns the sizes of each device; actors are divided evenly over devices.
@@ -78,10 +79,8 @@ class Config:
       actors: settings of the actors.
       period: number of new env steps of an unroll (T).
       share_size: number of unrolls in a share.
-      processes: number of processes that act, each with these devices.
-
-    Returns:
-      The sizes of the devices of the first process, then of the others.
+      process: index of the process that has the devices.
+      processes: number of processes that act, each with such devices.
 
     Raises:
       types.ConfigError: there are more devices than actors.
@@ -117,7 +116,8 @@ class Config:
           max_wait_seconds=self.inference_wait_seconds,
         )
       )
-    return sizes
+    own = num_devices // processes
+    return sizes[process * own : (process + 1) * own]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -202,9 +202,7 @@ class Devices:
     self._waits = metrics.Waits(dict.fromkeys(names, len(devices)))
     self._replies = batcher.Replies()
     self.spec = spec
-    first = process * len(devices)
-    sizes = config.sizes(agent, actors, period, share_size, processes)
-    sizes = sizes[first : first + len(devices)]
+    sizes = config.sizes(agent, actors, period, share_size, process, processes)
     self.layouts = protocol.act_layouts(spec, sizes[0].padded[-1])
     keys = jax.random.split(rng_key, len(devices))
     self.devices = [

@@ -22,7 +22,7 @@ class InferenceServer:
   def __init__(
     self,
     acting: inference.Devices,
-    seeds: seeding.Seeds,
+    seeds: seeding.Seeds | None,
     acted: counters.ActingCounts,
   ) -> None:
     sizes = [x.sizes.layout.num_slots for x in acting.devices]

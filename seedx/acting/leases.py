@@ -44,10 +44,14 @@ class Leases:
   def __init__(
     self,
     sizes: Sequence[int],
-    seeds: seeding.Seeds,
+    seeds: seeding.Seeds | None,
     acted: counters.ActingCounts,
   ) -> None:
-    """Makes pools of free slots, numbered from 0, of these sizes."""
+    """Makes pools of free slots, numbered from 0, of these sizes.
+
+    Without seeds, an actor's hello has the `first_seed` of its environments,
+    which the learner of a pool leased to it.
+    """
     self._free = [np.arange(size, dtype=np.int32) for size in sizes]
     self._maximum = max(sizes)
     self._seeds = seeds
@@ -65,7 +69,8 @@ class Leases:
     Raises:
       wire.Refusal: the hello is malformed, or no pool has n free slots.
     """
-    count = self._wanted(hello)
+    count = num_envs(hello, self._maximum)
+    first_seed = 0 if self._seeds else _first_seed(hello, count)
     with self._lock:
       pool = int(np.argmax(self.free))
       free = self._free[pool]
@@ -76,7 +81,8 @@ class Leases:
           f" are free now, found {count}",
         )
       slots, self._free[pool] = free[:count], free[count:]
-    first_seed = self._seeds.take(count)
+    if self._seeds:
+      first_seed = self._seeds.take(count)
     return Lease(pool, slots, first_seed, self._acted.env_steps)
 
   def close(self, lease: Lease) -> None:
@@ -85,17 +91,27 @@ class Leases:
       free = np.concatenate([self._free[lease.pool], lease.slots])
       self._free[lease.pool] = np.sort(free)
 
-  def _wanted(self, hello: Mapping[str, Any]) -> int:
-    """Returns the number of environments in a hello."""
-    count = hello.get("num_envs")
-    if type(count) is not int or count < 1:
-      raise wire.invalid(
-        "num_envs of at least 1 in the hello", f"{count!r:.80}"
-      )
-    if count > self._maximum:
-      raise wire.Refusal(
-        wire.StatusCode.FAILED_PRECONDITION,
-        f"expected an actor with at most {self._maximum} environments, found"
-        f" {count}",
-      )
-    return count
+
+def num_envs(hello: Mapping[str, Any], maximum: int) -> int:
+  """Returns the number of environments in a hello.
+
+  Raises:
+    wire.Refusal: it is no number from 1 to `maximum`.
+  """
+  count = hello.get("num_envs")
+  if type(count) is not int or count < 1:
+    raise wire.invalid("num_envs of at least 1 in the hello", f"{count!r:.80}")
+  if count > maximum:
+    raise wire.Refusal(
+      wire.StatusCode.FAILED_PRECONDITION,
+      f"expected an actor with at most {maximum} environments, found {count}",
+    )
+  return count
+
+
+def _first_seed(hello: Mapping[str, Any], count: int) -> int:
+  """Returns the seed of the first of `count` environments in a hello."""
+  seed = hello.get("first_seed")
+  if type(seed) is not int or not 0 <= seed <= seeding.NUM_SEEDS - count:
+    raise wire.invalid("the learner's first_seed in the hello", f"{seed!r:.80}")
+  return seed

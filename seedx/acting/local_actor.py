@@ -126,15 +126,21 @@ class Programs:
     self.act(store, *arguments)
     return unroll
 
-  def empty(self) -> unroll_store.Store:
-    """Returns a store of zeros, with initial core states."""
+  def acting(self) -> types.Tree:
+    """Returns the shapes and dtypes of the acting parameters."""
     agent = self.agent
-    acting = jax.eval_shape(
+    return jax.eval_shape(
       lambda key: agent.acting(agent.init(key)), jax.random.key(0)
     )
-    return unroll_store.empty(
-      agent, acting_step.zero_inputs(self.spec, 1), acting, self.layout
-    )
+
+  def empty(self) -> unroll_store.Store:
+    """Returns a store of zeros, with initial core states."""
+    inputs = acting_step.zero_inputs(self.spec, 1)
+    return unroll_store.empty(self.agent, inputs, self.acting(), self.layout)
+
+  def example(self) -> types.Share:
+    """Returns a share of zeros, see `share`."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.share())
 
   def share(self) -> types.Share:
     """Returns the shapes and dtypes of a share: N unrolls of one actor."""

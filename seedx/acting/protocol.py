@@ -6,8 +6,9 @@ leases n slots, and the welcome has the `first_seed` of its environments and the
 restarts sees new episodes. The actor sends `types.Rows` of any of its
 environments, and receives their actions in the same order.
 
-If other processes act for the learner, its welcome has their `addresses`
-instead, and the actor opens the stream at one of them.
+If other processes act for the learner, its welcome also has their `addresses`,
+and leases no slots. The actor opens the stream at one of them, with the hello
+`{"num_envs": n, "first_seed": s}`.
 """
 
 import dataclasses

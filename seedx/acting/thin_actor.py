@@ -103,16 +103,18 @@ def run(work: Work, stop: threading.Event) -> None:
         opened.run()
         return
       opened.close()
-      act_at_one_of(addresses)
+      act_at_one_of(addresses, opened.welcome)
       # Its work is over, but perhaps not that of the learner.
       stop.wait(work.retry_seconds)
 
-  def act_at_one_of(addresses: Sequence[str]) -> None:
+  def act_at_one_of(
+    addresses: Sequence[str], welcome: Mapping[str, Any]
+  ) -> None:
     """Acts for the first process that has room; raises if there is none."""
     for number, address in enumerate(addresses, 1):
       try:
         with wire.Client(address, work.security) as client:
-          _Session(spec, work, stop, client).run()
+          _Session(spec, work, stop, client, welcome).run()
         return
       except wire.WireError as error:
         if error.code is wire.StatusCode.CANCELLED:
@@ -143,16 +145,19 @@ class _Session:
     work: Work,
     stop: threading.Event,
     client: wire.Client,
+    of_learner: Mapping[str, Any] | None = None,
   ) -> None:
+    """Opens a stream; `of_learner` is its welcome if another process acts."""
     self._work = work
     self._stop = stop
     self._num_envs, self._rows = work.actors.envs_per_actor, work.actors.rows
+    hello = {"num_envs": self._num_envs}
+    if of_learner:
+      hello["first_seed"] = protocol.first_seed(of_learner)
     self._exchange = client.exchange(
-      protocol.ACT,
-      *protocol.act_layouts(spec, self._rows),
-      hello={"num_envs": self._num_envs},
+      protocol.ACT, *protocol.act_layouts(spec, self._rows), hello=hello
     )
-    self.welcome = self._exchange.welcome
+    self.welcome = of_learner or self._exchange.welcome
     # Indices of sent rows; their actions arrive in the same order.
     self._unanswered: collections.deque[np.ndarray] = collections.deque()
     self._failure: BaseException | None = None

@@ -146,17 +146,12 @@ class _Messages:
     priorities = jax.tree.map(np.asarray, programs.priorities(acting, unroll))
     for leaf in jax.tree.leaves(priorities):
       _check_priorities(leaf)
-    unroll = programs.agent.needs.stored(unroll)
-    steps = jax.tree.map(
-      lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1),
-      unroll._replace(core_state=()),
-    )
-    core_state = jax.tree.map(np.asarray, unroll.core_state)
+    unroll = jax.tree.map(np.asarray, programs.agent.needs.stored(unroll))
     unreported, _ = self._unreported.take()
     waits = self._waits.measure()
 
     return unroll_messages.Experience(
-      unroll=steps._replace(core_state=core_state),
+      unroll=unroll_messages.swapped(unroll),
       priorities=priorities,
       episode_return=unreported.episode_return,
       wait_environments=np.float32(waits[metrics.WAIT_ENVIRONMENTS]),

@@ -10,6 +10,7 @@ empty request is answered with `Snapshot`.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import tree
 
@@ -71,6 +72,14 @@ def exploration(welcome: Mapping[str, Any], num_envs: int) -> np.ndarray:
   if not all(isinstance(x, float) and 0.0 <= x <= 1.0 for x in values):
     raise wire.bad_welcome("exploration from 0.0 to 1.0", values)
   return np.asarray(values, np.float32)
+
+
+def swapped(unroll: types.Unroll) -> types.Unroll:
+  """Returns views of `[L, S, ...]` unrolls as `[S, L, ...]`, or the reverse."""
+  steps = jax.tree.map(
+    lambda leaf: np.swapaxes(leaf, 0, 1), unroll._replace(core_state=())
+  )
+  return steps._replace(core_state=unroll.core_state)
 
 
 def experience_layout(

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import tree
 
-from seedx import envs, trees, types, wire
+from seedx import envs, types, wire
 from seedx.acting import (
   episodes,
   local_actor,
@@ -64,10 +64,7 @@ class UnrollServer:
     self._parameters = parameters.Source(newest)
     self._max_rows = actors.envs_per_actor
     self._newest = newest
-    self._sink = sink
-    # Held while the sink blocks, so that shares arrive one by one.
-    self._filling = threading.Lock()
-    self._shares = _Shares(programs.layout.num_slots)
+    self._shares = Shares(programs.layout.num_slots, newest, sink)
 
   def bind(self, server: serving.Server) -> None:
     """Binds the streams for parameters and for unrolls."""
@@ -89,9 +86,7 @@ class UnrollServer:
 
   def example(self) -> types.Share:
     """Returns a share of zeros."""
-    return jax.tree.map(
-      lambda x: np.zeros(x.shape, x.dtype), self._programs.share()
-    )
+    return self._programs.example()
 
   def check(
     self, experience: unroll_messages.Experience, exploration: np.ndarray
@@ -123,15 +118,9 @@ class UnrollServer:
     Raises:
       wire.Refusal: CANCELLED, the run is over.
     """
-    with self._filling:
-      origin = self._programs.agent.needs.origin(env, number)
-      shares = self._shares.add(
-        experience.unroll, experience.priorities, origin
-      )
-      for share in shares:
-        if not self._sink(share):
-          raise wire.Refusal(wire.StatusCode.CANCELLED, "this run is over")
-    return np.int32(self._newest()[1])
+    origin = self._programs.agent.needs.origin(env, number)
+    unroll = unroll_messages.swapped(experience.unroll)
+    return self._shares.take(types.Share(unroll, experience.priorities, origin))
 
   def _open(self, hello: Mapping[str, Any]) -> "_Session":
     session = self.sessions.open(hello)
@@ -235,32 +224,72 @@ class _Session:
     self._server.sessions.close(self._session)
 
 
-class _Shares:
-  """Messages of any number of rows, cut into shares of one size."""
+class Shares:
+  """Unrolls of any number of peers, which are cut into shares; thread-safe."""
 
-  def __init__(self, size: int) -> None:
+  def __init__(
+    self,
+    size: int,
+    newest: Callable[[], tuple[types.Tree, int]],
+    sink: Sink,
+  ) -> None:
+    """Starts without unrolls.
+
+    Args:
+      size: number of unrolls of a share.
+      newest: function that returns the newest acting parameters and their
+        version.
+      sink: function that takes shares; peers wait while it blocks.
+    """
     self._size = size
-    self._waiting: list[types.Tree] = []
+    self._newest = newest
+    self._sink = sink
+    # Held while the sink blocks, so that shares arrive one by one.
+    self._filling = threading.Lock()
+    self._waiting: list[types.Share] = []
     self._rows = 0
 
-  def add(
-    self, unroll: types.Unroll, priorities: types.Tree, origin: types.Tree
-  ) -> Iterator[types.Share]:
-    """Adds `[S, L, ...]` unrolls, and yields full shares."""
-    self._waiting.append((unroll, priorities, origin))
-    self._rows += len(unroll.version)
+  def take(self, unrolls: types.Share) -> np.int32:
+    """Adds any number of unrolls; returns the newest parameters' version.
+
+    Raises:
+      wire.Refusal: CANCELLED, the run is over.
+    """
+    with self._filling:
+      for share in self._full(unrolls):
+        if not self._sink(share):
+          raise wire.Refusal(wire.StatusCode.CANCELLED, "this run is over")
+    return np.int32(self._newest()[1])
+
+  def _full(self, unrolls: types.Share) -> Iterator[types.Share]:
+    self._waiting.append(unrolls)
+    self._rows += unrolls.data.version.shape[1]
     while self._rows >= self._size:
-      everything = trees.concatenate(self._waiting, self._rows)
-      full = tree.map_structure(lambda x: x[: self._size], everything)
-      rest = tree.map_structure(lambda x: x[self._size :], everything)
+      everything = self._waiting[0]
+      if len(self._waiting) > 1:
+        # Contiguous, so that JAX for CPU need not copy the share again.
+        everything = _mapped(
+          lambda axis, *x: np.concatenate(x, axis), *self._waiting
+        )
+      full, rest = (
+        _mapped(
+          lambda axis, x, k=k: np.split(x, [self._size], axis)[k], everything
+        )
+        for k in range(2)
+      )
       self._waiting = [rest]
       self._rows -= self._size
-      yield types.Share(_time_major(full[0]), *full[1:])
+      yield full
 
 
-def _time_major(unroll: types.Unroll) -> types.Unroll:
-  """Returns `[S, L, ...]` unrolls as `[L, S, ...]`."""
-  steps = tree.map_structure(
-    lambda leaf: np.swapaxes(leaf, 0, 1), unroll._replace(core_state=())
+def _mapped(
+  function: Callable[..., np.ndarray], *shares: types.Share
+) -> types.Share:
+  """Maps each leaf of shares by a function of its axis of unrolls, and it."""
+  steps = [x.data._replace(core_state=()) for x in shares]
+  unrolls = [(x.data.core_state, x.priorities, x.origin) for x in shares]
+  data, (core_state, *others) = (
+    tree.map_structure(functools.partial(function, axis), *nests)
+    for axis, nests in ((1, steps), (0, unrolls))
   )
-  return steps._replace(core_state=unroll.core_state)
+  return types.Share(data._replace(core_state=core_state), *others)

@@ -143,6 +143,7 @@ class ReplaySource(experience.Experience):
     # Copied metrics of the replays, which any thread may read.
     self._metrics: list[dict[str, jax.Array]] = []
     self._ahead: experience.Batch | None = None
+    self._mesh = sharding.mesh(self._cores)
     # Program of all due updates; None to make them one by one.
     self._several: jax.stages.Wrapped | None = None
     # Saved arrays; the first shares provide the shapes to restore them.
@@ -184,7 +185,7 @@ class ReplaySource(experience.Experience):
     if not self._config.has_priorities:
       self._several = sharding.per_core(
         functools.partial(_several, self._core_replay, update),
-        sharding.mesh(self._cores),
+        self._mesh,
         (one,) * 4,
         one,
       )
@@ -210,12 +211,9 @@ class ReplaySource(experience.Experience):
     The first call allocates the replays.
     """
     self._begin(shares)
-    batch = self._batch(self.states, self._num_drawn)
-    return (
-      batch._replace(updates=functools.partial(self._make, 0))
-      if self._several
-      else batch
-    )
+    if self._several:  # The program draws its batches.
+      return experience.Batch((), updates=functools.partial(self._make, 0))
+    return self._batch(self.states, self._num_drawn)
 
   def resume(self, updates: int, resets: float) -> None:
     """Continues the random numbers and the clock."""
@@ -380,9 +378,9 @@ class ReplaySource(experience.Experience):
     assert self._several is not None
     clock = np.float32(self._num_drawn - self._ratio.missed)
     inputs = inputs._replace(batch=(count, self._num_drawn, clock))
-    mesh, one = sharding.mesh(self._cores), sharding.REPLICATED
     keys, states = (
-      sharding.assemble(x, mesh, one) for x in (self._keys, self.states)
+      sharding.assemble(x, self._mesh, sharding.REPLICATED)
+      for x in (self._keys, self.states)
     )
     results, state = self._several(state, inputs, keys, states)
     results = jax.tree.map(np.asarray, results)
@@ -422,7 +420,8 @@ def _several(
     made = update(
       state, inputs._replace(version=inputs.version + i, batch=sample)
     )
-    return made._replace(state=()), made.state
+    output = made.output._replace(priorities=())
+    return made._replace(output=output, state=()), made.state
 
   def body(i: jax.Array, carry: Any) -> Any:
     made, state = step(i, carry[1])

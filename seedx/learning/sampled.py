@@ -1,7 +1,7 @@
 """A buffer of the newest batches, from which updates draw unrolls."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +27,20 @@ class Config:
   def __post_init__(self) -> None:
     types.check_settings(self)
 
-  def of(
-    self, cores: Sequence[jax.Device], rng_key: jax.Array
-  ) -> Callable[[experience.Experience], experience.Experience]:
-    """Returns a function that puts the buffer in the place of a source.
-
-    Without reuse, the function returns the source, of batches that are learned
-    from once.
+  def source(
+    self,
+    cores: Sequence[jax.Device],
+    rng_key: jax.Array,
+    once: experience.Experience,
+  ) -> experience.Experience:
+    """Returns a source with the buffer; without reuse, `once` itself.
 
     Args:
       cores: the learner devices.
       rng_key: random key of the draws.
+      once: source of batches that are learned from once.
     """
-    if self.reuse == 1:
-      return lambda once: once
-    return lambda once: SampledSource(self, cores, rng_key)
+    return once if self.reuse == 1 else SampledSource(self, cores, rng_key)
 
 
 class SampledSource(experience.Experience):
@@ -115,13 +114,13 @@ def _draw(
   ring: types.Unroll, rng_key: jax.Array, number: jax.Array, size: jax.Array
 ) -> types.Unroll:
   """Draws each unroll of a batch from one of the first `size` batches."""
-  count = ring.version.shape[-1]
   key = jax.random.fold_in(rng_key, number)
-  batch, unroll = jax.random.randint(key, (count,), 0, size), jnp.arange(count)
+  batch = jax.random.randint(key, (ring.version.shape[-1],), 0, size)
 
-  def of_steps(leaf: jax.Array) -> jax.Array:
-    return jnp.moveaxis(leaf[batch, :, unroll], 0, 1)
+  def draw(ring: types.Unroll, batch: jax.Array) -> types.Unroll:
+    return jax.tree.map(lambda leaf: leaf[batch], ring)
 
-  steps = jax.tree.map(of_steps, ring._replace(core_state=()))
-  core_state = jax.tree.map(lambda leaf: leaf[batch, unroll], ring.core_state)
-  return steps._replace(core_state=core_state)
+  steps = ring._replace(core_state=())
+  drawn = jax.vmap(draw, (2, 0), 1)(steps, batch)
+  core_state = jax.vmap(draw, (1, 0))(ring.core_state, batch)
+  return drawn._replace(core_state=core_state)

@@ -15,11 +15,13 @@ https://arxiv.org/abs/1912.06680, figure 2; on one machine, Petrenko et al.
 """
 
 import dataclasses
+import functools
 from typing import Self
 
 from seedx import envs, types
 from seedx.acting import forwarded, inference_node, local_actor, thin_actor
 from seedx.acting import inference as inference_lib
+from seedx.agents import base
 from seedx.launch import admission, topology
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners, plans, sampled
@@ -68,47 +70,41 @@ class Config(process.ServerConfig):
 
   @property
   def message_size(self) -> int:
-    """Number of unrolls in a message of an inference process."""
-    size = self.learner.share_size
-    return size // forwarded.num_parts(size, self.num_inference)
+    """Number of unrolls in a message: the part of a process in a share."""
+    return max(1, self.learner.share_size // self.num_inference)
 
   def with_sockets(self, folder: str) -> Self:
     """Returns the config with a socket in `folder` for each missing address."""
-    sockets = [
-      f"unix:{folder}/inference-{k}" for k in range(self.num_inference)
-    ]
-    addresses = self.inference_addresses or tuple(sockets)
+    numbers = range(self.num_inference)
+    sockets = tuple(f"unix:{folder}/inference-{k}" for k in numbers)
+    addresses = self.inference_addresses or sockets
     config = super().with_sockets(folder)
     return dataclasses.replace(config, inference_addresses=addresses)
 
   def nodes(self) -> list[topology.Node]:
     """Returns the inference processes, and the actors."""
-    processes, count = self.num_inference, self.actors.num_actors
-    nodes = []
+    actor = thin_actor.Work(
+      self.address, self.env, self.actors, security=self.security
+    )
+    count, needs_jax = self.actors.num_actors, envs.is_functional(self.env)
+    actors = topology.Node("actor", thin_actor.run, actor, count, needs_jax)
+    processes, nodes = self.num_inference, []
     for k, address in enumerate(self.inference_addresses or [""] * processes):
       work = inference_node.Work(
         address=address,
-        learner=self.address,
         process=k,
         processes=processes,
-        env=self.env,
+        actor=actor,
         agent=self.agent,
         horizon=self.plan.horizon,
-        actors=self.actors,
         inference=self.inference,
         unroll_length=self.learner.unroll_length,
         message_size=self.message_size,
-        security=self.security,
       )
       role, run = f"inference-{k}", inference_node.run
       nodes.append(
         topology.Node(role, run, work, 1, True, processes, on_devices=True)
       )
-    actor = thin_actor.Work(
-      self.address, self.env, self.actors, security=self.security
-    )
-    needs_jax = envs.is_functional(self.env)
-    actors = topology.Node("actor", thin_actor.run, actor, count, needs_jax)
     return [*nodes, actors]
 
   def learn(self, context: process.Context) -> process.Process:
@@ -116,26 +112,23 @@ class Config(process.ServerConfig):
     spec, cores = envs.spec(self.env), self.learner.cores()
     acted = context.acted(spec, self.total_steps)
     seeds, key = context.seeds(self.seed), context.keys(self.seed).replay
-    learning = learners.of(
-      self, spec, context, acted, wrap=self.buffer.of(cores, key)
-    )
+    source = functools.partial(self.buffer.source, cores, key)
+    learning = learners.of(self, spec, context, acted, wrap=source)
     addresses = admission.Addresses(
       self.num_inference, self.inference_addresses, self.security
     )
-    agent, length = learning.agent, self.learner.unroll_length
-    processes, size = self.num_inference, self.message_size
+    learns = self.learner.unroll_length, self.learner.share_size
+    programs = local_actor.Programs.of(learning.agent, spec, *learns)
     service = forwarded.ForwardServer(
-      local_actor.Programs.of(agent, spec, length, size),
-      self.learner.share_size,
-      self.inference.sizes(agent, self.actors, length, size, processes),
-      processes,
+      programs,
+      self._sizes(learning.agent),
       acted,
       seeds,
       addresses.at,
       newest=learning.newest,
       sink=learning.inbox.put,
     )
-    server = self.make_server(self.actors.num_actors + processes)
+    server = self.make_server(self.actors.num_actors + self.num_inference)
     service.bind(server)
     return process.Process(
       acted=acted,
@@ -143,8 +136,14 @@ class Config(process.ServerConfig):
       begin=learning.begin,
       policy=learning.policy,
       measures=[acted, learning, service, server],
-      threads={"learner": lambda: learning.run(service.example)},
+      threads={"learner": lambda: learning.run(programs.example)},
       server=server,
       addresses={"inference": addresses},
       stopping=learning.inbox.close,
     )
+
+  def _sizes(self, agent: base.Agent) -> list[list[inference_lib.Sizes]]:
+    """Returns the sizes of the devices of each inference process."""
+    sizes = self.actors, self.learner.unroll_length, self.message_size
+    each = range(self.num_inference)
+    return [self.inference.sizes(agent, *sizes, k, len(each)) for k in each]

@@ -3,21 +3,20 @@
 import functools
 
 import chex
-import jax
 import numpy as np
 import pytest
 
-from seedx import envs, types, wire
+from seedx import envs, wire
 from seedx.acting import (
   forwarded,
   inference,
   inference_node,
+  leases,
   local_actor,
   protocol,
   unroll_store,
 )
 from seedx.runtime import counters, seeding
-from seedx.wire import serving
 from tests import fakes, running
 
 CARTPOLE = envs.Config("CartPole-v1")
@@ -29,7 +28,15 @@ MESSAGE, PARTS, LENGTH = 2, 2, 4
 @functools.cache
 def programs():
   agent, spec = fakes.counting_agent(), envs.spec(CARTPOLE)
-  return local_actor.Programs.of(agent, spec, LENGTH - 1, MESSAGE)
+  return local_actor.Programs.of(agent, spec, LENGTH - 1, PARTS * MESSAGE)
+
+
+def message_share():
+  """Returns the unrolls of a message, of zeros."""
+  made = programs()
+  return local_actor.Programs.of(
+    made.agent, made.spec, LENGTH - 1, MESSAGE
+  ).example()
 
 
 def sizes_of(num_slots):
@@ -54,9 +61,7 @@ class Serving:
     self.shares, self.over = [], False
     self.server = forwarded.ForwardServer(
       programs(),
-      PARTS * MESSAGE,
-      [sizes_of(x) for x in SIZES],
-      len(SIZES),
+      [[sizes_of(x)] for x in SIZES],
       self.counts,
       self.seeds,
       "localhost:{}".format,
@@ -74,7 +79,7 @@ class Serving:
 
 def share_of(number):
   """Returns the unrolls of a message; rewards encode the number."""
-  zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), programs().share())
+  zeros = message_share()
   inputs = zeros.data.inputs
   reward = inputs.timestep.reward + 10 * number + np.arange(MESSAGE)
   timestep = inputs.timestep._replace(
@@ -87,16 +92,15 @@ def share_of(number):
 
 def message(events=(), number=0, env_steps=0, discarded=0, waits=np.nan):
   """Returns a message; events are `(kind, slot)`, or also return and length."""
-  rows = [(*event, 0.0, 0.0)[:4] for event in ((forwarded.NONE, 0), *events)]
+  first = (forwarded.STEPS, 0, env_steps), (forwarded.DISCARDED, 0, discarded)
+  rows = [(*event, 0.0, 0.0)[:4] for event in (*first, *events)]
   measured = np.full(len(forwarded.MEASURED), waits, np.float32)
   sent = forwarded.Forward(
     np.array(rows, np.float64),
     share_of(number),
-    np.int32(env_steps),
-    np.int32(discarded),
     measured,
   )
-  layout = forwarded.layout(programs().share(), sum(SIZES), 0)
+  layout = forwarded.layout(message_share(), sum(SIZES), 0)
   return layout.decode(layout.encode(sent))
 
 
@@ -104,15 +108,7 @@ JOINS = [(forwarded.JOINED, k) for k in range(3)]
 
 
 def ended(slot, value, length=2):
-  return forwarded.ENDED, slot, value, length
-
-
-@pytest.mark.parametrize(
-  ("size", "processes", "parts"),
-  [(64, 1, 1), (64, 2, 2), (64, 3, 4), (6, 4, 6), (2, 5, 2), (7, 2, 7)],
-)
-def test_a_share_has_at_least_a_part_of_each_process(size, processes, parts):
-  assert forwarded.num_parts(size, processes) == parts
+  return forwarded.ENDED, slot, length, value
 
 
 def test_the_unrolls_of_messages_make_shares_in_order():
@@ -120,13 +116,13 @@ def test_the_unrolls_of_messages_make_shares_in_order():
   first, second = made.join(0), made.join(1)
   for number, session in enumerate([first, second, second, second, first]):
     answer = session(message(number=number))
-    assert answer == (7, 0)
+    assert answer == 7
   assert len(made.shares) == 2
   for k, share in enumerate(made.shares):
     parts = [share_of(2 * k).data, share_of(2 * k + 1).data]
     chex.assert_trees_all_equal(share.data, running.joined(parts))
   chex.assert_trees_all_equal_shapes_and_dtypes(
-    made.shares[0], made.server.example()
+    made.shares[0], programs().example()
   )
 
 
@@ -186,16 +182,16 @@ def spoil(get, index, value):
   ("sent", "words"),
   [
     (message([(forwarded.JOINED, 3)]), "slot from 0 to 2"),
-    (message([(4, 0)]), "kind from 0 to 3"),
+    (message([(5, 0)]), "kind from 0 to 4"),
     (message([(forwarded.JOINED, 0.5)]), "integers"),
     (message([ended(0, 1.0)]), "that have joined"),
     (message([(forwarded.LEFT, 0)]), "that have joined"),
     (message([JOINS[0], JOINS[0]]), "that have joined"),
     (message([JOINS[0], ended(0, np.inf)]), "finite"),
-    (message([JOINS[0], ended(0, 1.0, -1)]), "length of a game"),
-    (message(env_steps=-1), "env_steps from 0"),
-    (message(env_steps=10**6), "env_steps from 0"),
-    (message(discarded=-1), "discarded from 0"),
+    (message([JOINS[0], ended(0, 1.0, -1)]), "number of an event"),
+    (message(env_steps=-1), "number of an event from 0"),
+    (message(env_steps=10**6), "number of an event from 0"),
+    (message(discarded=-1), "number of an event from 0"),
     (
       with_leaf(spoil(lambda x: x.share.data.version, (1, 1), 8)),
       "version from 0 to 7",
@@ -229,7 +225,7 @@ def test_a_message_that_breaks_a_rule_is_not_learned_from(sent, words):
   with pytest.raises(wire.Refusal, match=words) as caught:
     made.join(0)(sent)
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
-  assert not made.server._waiting
+  assert not made.server.shares._waiting
 
 
 @pytest.mark.parametrize("process", [None, -1, 2, True, "0"])
@@ -250,16 +246,21 @@ def test_no_unroll_is_taken_when_the_run_is_over():
 def test_actors_are_sent_to_the_connected_processes_in_turn():
   made = Serving()
   with pytest.raises(wire.Refusal) as caught:
-    made.server._direct({})
+    made.server._direct({"num_envs": 2})
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
   made.join(1)
   first = made.join(0)
-  welcomes = [made.server._direct({}).welcome for _ in range(3)]
+  welcomes = [made.server._direct({"num_envs": 2}).welcome for _ in range(3)]
+  seeds = [protocol.first_seed(x) for x in welcomes]
+  assert seeds == [seeds[0], seeds[0] + 2, seeds[0] + 4]
   orders = [protocol.addresses(x) for x in welcomes]
   assert orders[0] == orders[2] == orders[1][::-1]
   assert sorted(orders[0]) == ["localhost:0", "localhost:1"]
   first.close()
-  assert made.server._direct({}).welcome == {"addresses": ["localhost:1"]}
+  last = made.server._direct({"num_envs": 2}).welcome
+  assert last["addresses"] == ["localhost:1"]
+  with pytest.raises(wire.Refusal, match="num_envs"):
+    made.server._direct({})
 
 
 def test_metrics_are_means_over_the_processes():
@@ -272,28 +273,14 @@ def test_metrics_are_means_over_the_processes():
   assert made.server.measure()["reply_seconds_p99"] == 0.375
 
 
-def test_seeds_are_leased_in_ranges_and_used_once(tmp_path):
-  made, leases = Serving(), []
-  server = serving.Server(f"unix:{tmp_path}/learner", 4)
-  made.server.bind(server)
-
-  def lease(count):
-    leases.append(count)
-    return inference_node._leased(client, count)
-
-  with server, wire.Client(server.address) as client:
-    all_seeds = [inference_node.Seeds(lease, 8) for _ in range(2)]
-    taken = [all_seeds[k % 2].take(3) for k in range(8)]
-    taken.append(all_seeds[0].take(20))
-    with pytest.raises(wire.Refusal) as caught:
-      all_seeds[0].take(forwarded.MAX_SEEDS + 1)
-  assert caught.value.code is wire.StatusCode.UNAVAILABLE
-  assert leases == [8, 8, 8, 8, 20, forwarded.MAX_SEEDS + 1]
-  used = [
-    x + k for x, n in zip(taken, [*[3] * 8, 20], strict=True) for k in range(n)
-  ]
-  assert len(set(used)) == len(used) == 44
-  assert made.seeds.taken == 52
+@pytest.mark.parametrize("seed", [None, -1, 2**30 - 1, True, 1.0, "1"])
+def test_an_actor_brings_the_seeds_that_the_learner_leased(seed):
+  leased = leases.Leases([4], None, counters.ActingCounts())
+  lease = leased.grant({"num_envs": 2, "first_seed": 2**30 - 2})
+  assert lease.envs.tolist() == [2**30 - 2, 2**30 - 1]
+  with pytest.raises(wire.Refusal, match="first_seed"):
+    leased.grant({"num_envs": 2, "first_seed": seed})
+  assert leased.free == [2]
 
 
 # The counts of an inference process
@@ -304,8 +291,7 @@ def test_what_a_process_counts_arrives_as_if_it_were_counted_there():
   local, made = counters.ActingCounts(), Serving()
   here = local.environments(np.ones(3, np.bool_))
   session = made.join(0)
-  sent = inference_node.Counts(0, 11)
-  assert sent.env_steps == 11
+  sent = inference_node.Journal(0)
   # Two devices, of one and of two slots.
   parts = [sent.environments(np.ones(n, np.bool_)) for n in (1, 2)]
   where = [(0, 0), (1, 0), (1, 1)]
@@ -324,36 +310,30 @@ def test_what_a_process_counts_arrives_as_if_it_were_counted_there():
       parts[part].join(np.array([index]))
       sent.add_discarded(1)
     if step % 9 == 0:
-      events, env_steps, discarded = sent.take(1000)
-      session(
-        message(env_steps=env_steps, discarded=discarded)._replace(
-          events=events
-        )
-      )
-  events, env_steps, _ = sent.take(1000)
-  session(message(env_steps=env_steps)._replace(events=events))
+      session(message()._replace(events=sent.take(1000)))
+  session(message()._replace(events=sent.take(1000)))
   assert made.counts.env_steps == local.env_steps == 400
   line, expected = made.counts.measure(), local.measure()
   for name in ("episodes", "episode_return", "episode_length"):
     assert line[name] == expected[name]
   assert line["unrolls_discarded"] == 9
-  assert len(sent.take(1000)[0]) == 1
+  assert sent.take(1000).tolist() == [[forwarded.STEPS, 0, 0, 0]]
 
 
 def test_events_that_do_not_fit_wait_for_the_next_message():
-  sent = inference_node.Counts(2, 0)
+  sent = inference_node.Journal(2)
   part = sent.environments(np.ones(5, np.bool_))
   part.join(slice(None))
   info = np.float32([[[1, 2]], [[3, 4]]])
   part.add(2, np.array([4, 1]), np.ones((2, 1)), np.ones((2, 1), int), info)
   taken = [sent.take(4) for _ in range(3)]
-  none, joined, end = forwarded.NONE, forwarded.JOINED, forwarded.ENDED
-  rows = [events[:, :2].tolist() for events, *_ in taken]
+  none, joined, end = forwarded.STEPS, forwarded.JOINED, forwarded.ENDED
+  rows = [events[:, :2].tolist() for events in taken]
   assert rows[0] == [[none, 0], [joined, 0], [joined, 1], [joined, 2]]
   assert rows[1] == [[none, 0], [joined, 3], [joined, 4], [end, 4]]
   assert rows[2] == [[none, 0], [end, 1]]
-  assert [steps for _, steps, _ in taken] == [2, 0, 0]
-  np.testing.assert_array_equal(taken[1][0][-1, 2:], [1, 1, 1, 2])
+  assert [events[0, 2] for events in taken] == [2, 0, 0]
+  np.testing.assert_array_equal(taken[1][-1, 2:], [1, 1, 1, 2])
 
 
 def test_addresses_in_a_welcome_are_checked():
@@ -361,7 +341,3 @@ def test_addresses_in_a_welcome_are_checked():
   for wrong in ("a:1", [1], ["a"], None):
     with pytest.raises(wire.WireError, match="addresses"):
       protocol.addresses({"addresses": wrong})
-
-
-def test_a_share_with_no_unrolls_under_way_has_types(tmp_path):
-  assert isinstance(Serving().server.example(), types.Share)

@@ -72,7 +72,10 @@ def priorities_of(numbers):
 def test_messages_of_all_sizes_are_cut_into_shares_of_one_size(
   size, sizes, prioritized
 ):
-  shares = unroll_server._Shares(size)
+  taken = []
+  shares = unroll_server.Shares(
+    size, lambda: ((), 5), lambda x: taken.append(x) or True
+  )
   waiting, number = [], 0
   for rows in sizes:
     numbers = list(range(number, number + rows))
@@ -84,7 +87,11 @@ def test_messages_of_all_sizes_are_cut_into_shares_of_one_size(
     message = running.copied((unroll_of(numbers), priorities, origin))
     for leaf in jax.tree.leaves(message):
       leaf.flags.writeable = False
-    for unroll, share_priorities, share_origin in shares.add(*message):
+    unroll, *others = message
+    unroll = unroll_messages.swapped(unroll)
+    assert shares.take(types.Share(unroll, *others)) == 5
+    full, taken[:] = taken[:], []
+    for unroll, share_priorities, share_origin in full:
       expected, waiting = waiting[:size], waiting[size:]
       chex.assert_trees_all_equal(
         unroll, running.time_major(unroll_of(expected))

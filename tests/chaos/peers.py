@@ -66,7 +66,6 @@ def methods(config: Any) -> list[Method]:
         forwarded.layout(message, config.actors.num_envs, 0),
         {"process": 0},
       ),
-      Method(forwarded.SEEDS, forwarded.SEED_LAYOUT),
       Method(unroll_messages.PARAMETERS, wire.NOTHING),
     ]
   if isinstance(config, impala.Config):

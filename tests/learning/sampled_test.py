@@ -32,8 +32,8 @@ def share_of(number, core=0):
 
 def source_of(cores=1, **fields):
   config = sampled.Config(**fields)
-  wrap = config.of(jax.devices()[:cores], jax.random.key(0))
-  return wrap(experience.Once())
+  devices, key = jax.devices()[:cores], jax.random.key(0)
+  return config.source(devices, key, experience.Once())
 
 
 def drawn(batch, core=0):

@@ -27,15 +27,18 @@ def config_of(folder, **changes):
 def test_actors_are_divided_over_the_processes(tmp_path):
   config = config_of(tmp_path, num_actors=5, num_inference=2, envs_per_actor=3)
   made = running.Own(config)
-  assert made.process.measures[2]._first.tolist() == [0, 9, 15]
   made.process.server.stop()
+  agent = made.process.parts["agent"].agent
+  slots = [x.layout.num_slots for (x,) in config._sizes(agent)]
+  assert slots == [9, 6]
   *inference, actor = made.nodes
   assert [x.role for x in inference] == ["inference-0", "inference-1"]
   assert (actor.role, actor.count, actor.needs_jax) == ("actor", 5, False)
   for k, node in enumerate(inference):
     work = node.config
     assert work.address == f"unix:{tmp_path}/inference-{k}"
-    assert work.learner == actor.config.address == f"unix:{tmp_path}/learner"
+    assert work.actor == actor.config
+    assert work.actor.address == f"unix:{tmp_path}/learner"
     message = topology.message(node, "")[topology.SIZE.size :]
     # They share the cores, or are on the GPU.
     assert pickle.loads(message)[2:4] == (2, True)
@@ -70,7 +73,7 @@ class Place(serving.FunctionSession):
   """A session that acts for an actor, until its server has answered enough."""
 
   def __init__(self, enough):
-    super().__init__(self.act, {"first_seed": 3, "env_steps": 0})
+    super().__init__(self.act, {"first_seed": 0, "env_steps": 0})
     self.enough, self.rows = enough, 0
 
   def act(self, rows):
@@ -92,7 +95,8 @@ def test_an_actor_takes_a_place_that_is_free_and_returns_to_the_learner(
 
   def direct(hello):
     asked.append(hello)
-    return serving.FunctionSession(None, {"addresses": paths[1:]})
+    welcome = {"addresses": paths[1:], "first_seed": 3 * len(asked)}
+    return serving.FunctionSession(None, welcome)
 
   def refuse(hello):
     raise wire.Refusal(wire.StatusCode.RESOURCE_EXHAUSTED, "no slot is free")
