@@ -76,5 +76,5 @@ class LibraryEnvironment(Episodic):
 def kinds(function: Callable[..., Any]) -> dict[str, type]:
   """Returns the types of a function's parameters with a simple default."""
   parameters = inspect.signature(function).parameters
-  found = {name: type(x.default) for name, x in parameters.items()}
-  return {k: x for k, x in found.items() if x in (bool, int, float, str)}
+  defaults = {name: type(x.default) for name, x in parameters.items()}
+  return {k: x for k, x in defaults.items() if x in (bool, int, float, str)}
