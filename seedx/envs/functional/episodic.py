@@ -106,7 +106,13 @@ class Episodic(abc.ABC):
 
   def init(self, rng_key: jax.Array) -> State:
     """See `Environment`."""
-    return State(self.reset(rng_key), jnp.int32(0), jnp.bool_(True))
+    if self.slow_reset:
+      # The first step replaces them, and a slow reset compiles slowly, too.
+      shapes = jax.eval_shape(self.reset, rng_key)
+      inner = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    else:
+      inner = self.reset(rng_key)
+    return State(inner, jnp.int32(0), jnp.bool_(True))
 
   def step(
     self, state: State, action: jax.Array, rng_key: jax.Array

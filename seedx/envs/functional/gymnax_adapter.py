@@ -35,13 +35,11 @@ class Adapter(libraries.LibraryEnvironment):
         "expected a gymnax that reports time limits apart, found an older one;"
         " install it with pip install 'seedx[gymnax]'"
       )
-    arguments = libraries.keywords(type(env))
+    arguments = libraries.kinds(type(env))
     fields = {
-      x.name: getattr(params, x.name) for x in dataclasses.fields(params)
+      x.name: type(getattr(params, x.name)) for x in dataclasses.fields(params)
     }
-    options = env_config.checked_options(
-      options, {x: type(value) for x, value in (arguments | fields).items()}
-    )
+    options = env_config.checked_options(options, arguments | fields)
     env, params = gymnax.make(
       name, **{x: value for x, value in options.items() if x in arguments}
     )

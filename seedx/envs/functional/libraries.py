@@ -17,10 +17,9 @@ from seedx.envs.functional.episodic import Episodic, Outcome
 class LibraryEnvironment(Episodic):
   """An environment with the functions that gymnax's have.
 
-  The library's resets are not used: they replace the last observation of an
-  episode by the first of the next. Neither is its time limit, which may be
-  reported as a termination. A state is the library's state, and the observation
-  that came with it.
+  The library's resets, which hide an episode's last observation, and its time
+  limit, which may be reported as a termination, are not used. A state is the
+  library's state, and the observation that came with it.
 
   Args:
     env: object with `reset_env`, `step_env`, `observation_space` and
@@ -36,17 +35,18 @@ class LibraryEnvironment(Episodic):
     types.check_range("the time limit", time_limit, 1, 2**30)
     self._env, self._params, self.time_limit = env, params, time_limit
     space, action = env.observation_space(params), env.action_space(params)
-    low, high = _bounds(space)
-    # A space's type is not always that of the observations.
+    discrete = hasattr(space, "n")
+    bounds = (0, space.n - 1) if discrete else (space.low, space.high)
     _, seen = jax.eval_shape(self.reset, jax.random.key(0))
+    # A space's type is not always that of the observations.
     self.observation = env_specs.leaf_spec(
-      "observation", seen.shape, seen.dtype, low, high
+      "observation", seen.shape, seen.dtype, *bounds
     )
     self.action = (
       dm_env.specs.DiscreteArray(int(action.n), np.int32, "action")
       if hasattr(action, "n")
       else dm_env.specs.BoundedArray(
-        action.shape, np.float32, *_bounds(action), "action"
+        action.shape, np.float32, action.low, action.high, "action"
       )
     )
 
@@ -63,26 +63,18 @@ class LibraryEnvironment(Episodic):
     self, state: types.Tree, action: jax.Array, rng_key: jax.Array
   ) -> Outcome:
     """See `Episodic`."""
-    key = jax.random.key_data(rng_key)
     seen, inner, reward, terminated, _ = self._env.step_env(
-      key, state[0], action, self._params
+      jax.random.key_data(rng_key), state[0], action, self._params
     )
     return Outcome((inner, seen), reward, terminated)
 
   def observe(self, state: types.Tree) -> jax.Array:
     """See `Episodic`."""
-    observation: jax.Array = state[1]
-    return observation
+    return jnp.asarray(state[1])
 
 
-def keywords(function: Callable[..., Any]) -> dict[str, Any]:
-  """Returns the parameters of a function with a default of a simple type."""
-  return {
-    name: x.default
-    for name, x in inspect.signature(function).parameters.items()
-    if isinstance(x.default, bool | int | float | str)
-  }
-
-
-def _bounds(space: Any) -> tuple[Any, Any]:
-  return (0, space.n - 1) if hasattr(space, "n") else (space.low, space.high)
+def kinds(function: Callable[..., Any]) -> dict[str, type]:
+  """Returns the types of a function's parameters with a simple default."""
+  parameters = inspect.signature(function).parameters
+  defaults = {name: type(x.default) for name, x in parameters.items()}
+  return {k: x for k, x in defaults.items() if x in (bool, int, float, str)}
