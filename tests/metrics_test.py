@@ -403,7 +403,7 @@ def test_before_the_first_update_a_row_has_the_time_and_no_rate():
 
 def test_updates_without_a_policy_lag_end_the_start():
   sink, stream, clock = console()
-  for updates in (7, 7, 8):  # Of a run that was resumed after 7 updates.
+  for updates in (7, 7, 8):  # The run was resumed after 7 updates.
     sink.write({**LINE, "policy_lag": None, "learner_steps": updates})
     clock.sleep(10.0)
   assert [row[2] for row in rows(stream)[1:]] == ["-", "-", "490k"]

@@ -91,7 +91,7 @@ class Console:
     updates = _number(line, "learner_steps") or 0.0
     if self._first_steps is None:
       self._first_steps, self._first_updates = _steps(line), updates
-    # What a line has if updates were made since the line before.
+    # Lines after an update have these.
     ages = ("policy_lag", "gradient_staleness")
     self._has_learned |= updates > self._first_updates or any(
       _number(line, x) is not None for x in ages
