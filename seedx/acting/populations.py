@@ -138,11 +138,9 @@ class Iterations:
   def give_back(self, lease: perturbed.Lease) -> None:
     """Frees the pairs of a worker that has not played them."""
     with self._changed:
-      missing = [x for x in lease.pair.tolist() if x in self._due]
-      for pair in missing:
+      for pair in [x for x in lease.pair.tolist() if x in self._due]:
         self._due[pair] = 0.0
         self._due.move_to_end(pair, last=False)
-      if missing:
         self._changed.notify_all()
 
   def measure(self) -> dict[str, float | None]:

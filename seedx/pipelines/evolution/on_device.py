@@ -98,11 +98,10 @@ def episodes(
       totals = evolution.count_observations(
         spec, statistics, totals, observation, alive
       )
-      taken = acting_step.take(
+      member = acting_step.take(
         agent, acting, jax.random.key(0), timestep, member, zeros
-      )
-      after = taken.acting_state
-      return env, after, totals, alive, returns, lengths, time + 1
+      ).acting_state
+      return env, member, totals, alive, returns, lengths, time + 1
 
     _, _, totals, _, returns, lengths, _ = jax.lax.while_loop(
       lambda carry: jnp.any(carry[3]),

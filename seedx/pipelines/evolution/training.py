@@ -151,14 +151,13 @@ class Centre:
 
   def _steps(self, play: Play) -> Iterator[None]:
     """Trains; yields after each iteration, and while it waits for workers."""
-    learning = self.learning
     while not self.acted.is_done:
-      pair = self.book.begin(learning.version)
-      for results in play(learning.state, learning.version, pair):
+      pair = self.book.begin(self.learning.version)
+      for results in play(self.learning.state, self.learning.version, pair):
         self.book.add(results)
       while (fitness := self.book.collect()) is None:
         if self._stop.is_set():
           return
         yield
-      learning.learn_from(learning.shares(fitness))
+      self.learning.learn_from(self.learning.shares(fitness))
       yield
