@@ -199,7 +199,7 @@ class Spy:
     acting, version = learner.newest()
     self.published = {version: copied(acting)}
     enter, count = unrolls.sessions.open, unrolls.sessions.count
-    add = unrolls._shares.add
+    fill = unrolls._shares._full
     learn, publish = learner.learn, learner.publish
     counted = threading.local()
 
@@ -212,9 +212,12 @@ class Spy:
       counted.arguments = session, env_steps, steps.episode_return
       count(session, steps, waits)
 
-    def spy_add(unroll, priorities, origin):
-      self.messages.append(Message(*counted.arguments, unroll, priorities))
-      return add(unroll, priorities, origin)
+    def spy_fill(share):
+      unroll = unroll_messages.swapped(share.data)
+      self.messages.append(
+        Message(*counted.arguments, unroll, share.priorities)
+      )
+      return fill(share)
 
     def spy_learn(batch):
       self.learned.append(copied(batch.parts))
@@ -227,7 +230,7 @@ class Spy:
 
     unrolls.sessions.open = spy_open
     unrolls.sessions.count = spy_count
-    unrolls._shares.add = spy_add
+    unrolls._shares._full = spy_fill
     learner.learn = spy_learn
     learner.publish = spy_publish
 
