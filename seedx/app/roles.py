@@ -66,9 +66,9 @@ def play(
   config = configs.replaced(config, options)
   env = opponents.resolved(config.env)
   assert isinstance(config, process.ServerConfig)
-  config = dataclasses.replace(config, env=env, address=address)
-  node = next(node for node in config.nodes() if node.role == welcome.role)
-  work = dataclasses.replace(
-    node.config, address=listen or address, security=security
+  config = dataclasses.replace(
+    config, env=env, address=address, security=security
   )
-  node.run(work, stop)
+  node = next(node for node in config.nodes() if node.role == welcome.role)
+  work = node.config
+  node.run(dataclasses.replace(work, address=listen) if listen else work, stop)

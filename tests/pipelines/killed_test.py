@@ -50,14 +50,15 @@ def test_killed_self_play_workers_come_back(tmp_path, capfd):
 @pytest.mark.slow
 def test_a_killed_inference_process_is_replaced_for_its_actors(tmp_path, capfd):
   with cells.Running(cells.config_of("pool", "vtrace", tmp_path)) as run:
-    run.wait_for_more_steps(200)
+    service = run.process.measures[2]
+    run.wait_for(lambda: len(service._open) == 2)
+    run.wait_for(lambda: np.all(service._open[1]._has_joined))
     actors = {x.pid for x in run.children("actor")}
     victim = run.child("inference-1")
     discarded = run.acted.measure()["unrolls_discarded"]
     os.kill(victim.pid, signal.SIGKILL)
     # The other process and its actor continue at once.
     run.wait_for_more_steps(200)
-    service = run.process.measures[2]
     run.wait_for(lambda: len(service._open) == 2)
     run.wait_for(lambda: np.all(service._open[1]._has_joined))
     run.wait_for_more_steps(1_000)
