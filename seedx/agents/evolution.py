@@ -135,7 +135,7 @@ class Config(models.Config):
     outputs = kind.num_parameters
     if isinstance(kind, distributions.BoundedGaussian):
       outputs //= 2  # Only the mean acts.
-    head = _Head(outputs, kind.num_parameters, self._head_scale)
+    head = ActionHead(outputs, kind.num_parameters, self._head_scale)
     policy = policy_model.Policy(models.Model.make(spec, self, head), kind)
     optimizer = optimizers.Optimizer.make(self, None)
     init, start = models.beginnings(self, optimizer, policy.init)
@@ -292,7 +292,7 @@ def count_observations(
   return jax.tree.map(jnp.add, totals, more)
 
 
-class _Head(nn.Module):
+class ActionHead(nn.Module):
   """A head of the first `outputs` parameters of a policy; the others are 0."""
 
   outputs: int

@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 
 from seedx import envs, networks, trees, types
-from seedx.agents import base
+from seedx.agents import base, evolution
 from seedx.app import devices, scales
 from seedx.app.runs import warm_start
 from seedx.networks import critic, heads, lstm, torsos
@@ -196,6 +196,8 @@ def _in_words(module: nn.Module) -> str:
       return _q_values(module)
     case heads.CategoricalQHead():
       return f"{_q_values(module.head)} x {len(module.atoms)} atoms"
+    case evolution.ActionHead():
+      return f"policy {module.outputs}"
     case critic.ActorHead():
       return f"policy {module.num_parameters}"
     case critic.Critic():
